@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway import cohere_api, front_page, page_boxes, tei_api, vllm_api
+from gateway import cohere_api, front_page, messages_api, page_boxes, responses_api, tei_api, vllm_api
 from gateway.admission import METRICS_PATH, Admission
-from gateway.api_error import ErrorForm, cohere_form, not_found, openai_form, tei_form
+from gateway.api_error import ErrorForm, anthropic_form, cohere_form, not_found, openai_form, tei_form
 from gateway.bodies import json_response
 from gateway.completions import chat, completions
 from gateway.config import Config
@@ -79,6 +79,9 @@ ROUTES = [
     *api("/v1/embeddings /embeddings", vllm_api.embeddings, "embedding sparse multi"),
     *api("/v1/completions", completions, "generation"),
     *api("/v1/chat/completions", chat, "chat"),
+    *api("/v1/responses", responses_api.responses, "chat"),
+    *api("/v1/messages", messages_api.messages, "chat", anthropic_form),
+    *api("/v1/messages/count_tokens", messages_api.count_tokens, "", anthropic_form),
     *api("/v1/rerank /rerank", vllm_api.rerank, "rerank"),
     *api("/v1/classify /classify", vllm_api.classify, "classify"),
     *api("/v1/score /score", vllm_api.score, "rerank embedding"),

@@ -22,7 +22,13 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 # Fields that change nothing in the answer.
-IGNORED = frozenset({"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user"})
+IGNORED_FIELDS = (
+    "cache_control max_tool_calls metadata prompt_cache_key prompt_cache_options prompt_cache_retention "
+    "safety_identifier user user_profile_id"
+)
+IGNORED = frozenset(IGNORED_FIELDS.split())
+# Claude Code sends this with Anthropic's API.
+KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 # The values that ask for nothing, and the fields that have them: fields that some endpoints do not support.
 NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     ((), "audio dimensions max_chunks_per_doc max_tokens_per_doc moderation prediction stream_options"),
@@ -31,8 +37,10 @@ NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
         (False,),
         "continue_final_message echo include_stop_str_in_output logprobs raw_scores return_token_strs store stream",
     ),
-    ((False,), "use_beam_search"),
+    ((False,), "background use_beam_search"),
     ((True,), "add_generation_prompt include_reasoning spaces_between_special_tokens"),
+    ((), "background_options container conversation inference_geo previous_response_id prompt"),
+    ((KEEP_THINKING,), "context_management"),
     ((True, False), "parallel_tool_calls"),
     ((0,), "frequency_penalty presence_penalty priority top_logprobs"),
     ((1,), "best_of length_penalty n"),
@@ -46,7 +54,10 @@ NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     (({"type": "text"},), "response_format"),
     (("none",), "reasoning_effort"),
     (("none", "auto"), "function_call tool_choice"),
-    (("auto", "default"), "service_tier"),
+    (("auto", "default", "standard_only"), "service_tier"),
+    (("disabled",), "truncation"),
+    (("standard",), "speed"),
+    (([],), "mcp_servers"),
     (("medium",), "verbosity"),
     # Texts that are too long are always cut at their end.
     ((True, "END"), "truncate"),

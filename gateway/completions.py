@@ -95,7 +95,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
     n: PositiveInt | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -163,14 +163,14 @@ class Form(Protocol):
     def failure(self, error: ApiError) -> bytes: ...
 
 
-async def respond(http_request: Request, request: GenerationRequest, form: Form) -> Response:
-    """Generate, and return the answer in this form: whole, or a stream of events."""
+async def respond(http_request: Request, request: GenerationRequest, form: Form, whole: bool | None = None) -> Response:
+    """Generate, and return the answer in this form: whole, or a stream of events. By default as the model answers."""
     gateway = gateway_of(http_request)
     if (count := len(request.rows) * request.n) > gateway.limits.texts:
         message = f"'n' asks for {count} texts; at most {gateway.limits.texts} are possible (GATEWAY_TEXTS)."
         raise ApiError(400, message, "n", "too_many_inputs")
     chunks = generate(gateway, request)
-    if not request.streams:
+    if not request.streams if whole is None else whole:
         choices = [chunk async for chunk in chunks]
         return json_response(form.whole(sorted(choices, key=lambda chunk: chunk.choice)))
     response = await EventStream.begin(form.events(chunks), gateway.limits.timeout, form.end, form.failure)

@@ -437,7 +437,7 @@ def generator(
         source = "messages" if "messages" in inputs else "text_input"
         rows = read_rows(inputs[source])
         prompts = [row if isinstance(row, str) else text_of(row) for row in rows]
-        if len(inputs) == 1:
+        if inputs.keys() <= {source, "sampling_parameters"}:
             yield [tokenized(rows, (0, 0) if source == "messages" else (1, 1))]
             return
         limit = inputs["max_new_tokens"].array().item() if "max_new_tokens" in inputs else len(pieces)

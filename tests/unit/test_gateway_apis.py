@@ -38,6 +38,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": "embedding", "input": "a"},
     "/v1/completions": {"model": "counter", "prompt": "a"},
     "/v1/chat/completions": {"model": "counter", "messages": MESSAGES},
+    "/v1/responses": {"model": "counter", "input": "a"},
+    "/v1/messages": {"model": "counter", "messages": MESSAGES, "max_tokens": 9},
+    "/v1/messages/count_tokens": {"model": "counter", "messages": MESSAGES},
     "/v1/rerank": {"model": "reranker", "query": "red", "documents": DOCUMENTS},
     "/v1/classify": {"model": "classifier", "input": "good"},
     "/v1/score": {"model": "reranker", "text_1": "red", "text_2": DOCUMENTS},
@@ -153,7 +156,7 @@ def test_every_path_has_the_same_keys_and_limits(locked: RunningGateway, triton:
     reply = locked.post(url, body | {"colour": "red"}, **key)
     assert (reply.status, message(reply)) == (400, "Unknown parameter: 'colour'.")
     texts = next((name for name in ("input", "documents", "text_2", "texts", "inputs", "prompt") if name in body), "")
-    if texts and path not in ("/similarity", "/models/{model}/similarity", "/tokenize"):
+    if texts and path not in ("/similarity", "/models/{model}/similarity", "/tokenize", "/v1/responses"):
         many = [["a"]] * 11 if "predict" in path else ["a"] * 11
         reply = locked.post(url, body | {texts: many}, **key)
         assert (reply.status, f"'{texts}' has 11 elements" in message(reply)) == (400, True)
@@ -165,6 +168,8 @@ def test_errors_have_the_form_of_the_api(gateway: RunningGateway) -> None:
     wrong = {"colour": "red"}
     assert gateway.post("/v1/score", wrong).error["param"] == "colour"
     assert gateway.post("/v2/embed", wrong).json == {"message": "Unknown parameter: 'colour'."}
+    invalid = {"type": "invalid_request_error", "message": "Unknown parameter: 'colour'."}
+    assert gateway.post("/v1/messages", wrong).json == {"type": "error", "error": invalid}
     of_tei = {"error": "Unknown parameter: 'colour'.", "error_type": "Validation"}
     assert gateway.post("/embed", wrong).json == of_tei
     assert gateway.post("/rerank", wrong | {"query": "a", "texts": ["b"]}).json == of_tei

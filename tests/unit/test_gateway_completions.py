@@ -593,7 +593,7 @@ WRONG = {
     "max_tokens": 0,
     "temperature": 2.1,
     "top_p": 0,
-    "stop": ["a"] * 5,
+    "stop": ["a"] * 17,
     "seed": "one",
     **SAMPLING,
     "logit_bias": {"-1": 1},

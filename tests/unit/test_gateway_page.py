@@ -144,7 +144,7 @@ def test_page_lists_systems_with_state_purpose_and_route(gateway: RunningGateway
         (
             "writer",
             "continues a text, and answers in a chat",
-            "POST /v1/completions POST /v1/chat/completions POST /tokenize POST /detokenize",
+            "POST /v1/chat/completions POST /v1/responses POST /v1/messages POST /tokenize POST /detokenize",
         ),
         ("names", "recognizes names", "no route"),
         ("answers", "finds the answer to a question", "no route"),
