@@ -219,6 +219,11 @@ def test_partial_stop_string_at_the_end_is_held_back(stops, text, length):
         # 0.64 and 0.24 of the probability: the token that passes 0.7 is kept.
         ({"temperature": 1.0, "top_p": 0.7}, {0: 0.73, 3: 0.27}),
         ({"temperature": 1.0}, {0: 0.64, 1: 0.03, 2: 0.09, 3: 0.24}),
+        ({"temperature": 1.0, "top_k": 2}, {0: 0.73, 3: 0.27}),
+        # As in vLLM, top_p is a share of what min_p and top_k leave.
+        ({"temperature": 1.0, "top_k": 2, "top_p": 0.7}, {0: 1.0}),
+        ({"temperature": 1.0, "min_p": 0.1}, {0: 0.66, 2: 0.09, 3: 0.25}),
+        ({"temperature": 3.0, "min_p": 0.6}, {0: 0.58, 3: 0.42}),
         ({"temperature": 1e-38}, {0: 1.0}),
     ],
 )

@@ -78,7 +78,7 @@ def test_client_that_cannot_name_outputs_asks_for_them_as_vllms_does(read):
 
 def test_outputs_beside_the_text_have_vllms_types(prompts, read):
     request = read(ALL_OUTPUTS[2:], prompt=[b"I am", b"It"])
-    pieces = [prompts.Piece("a", "stop", 2, 5, 1, '[{"id": 1}]', "."), prompts.Piece("b", "length", 1, 3)]
+    pieces = [prompts.Piece("a", "stop", 2, 5, 1, '[{"id": 1}]', "."), prompts.Piece("b", "length", 1, 3, 0)]
     tensors = {name: request.output(name, pieces).as_numpy() for name in request.outputs}
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
         "finish_reason": [b"stop", b"length"],

@@ -70,7 +70,8 @@ class Row(Generic[Owner]):
         """Reset the row; called again when its batch failed and is retried."""
         self.tokens = list(self.prompt_tokens)
         self.first_token_at = self.last_token_at = math.nan  # by time.monotonic()
-        self.cached_tokens = 0  # of the prompt, whose keys and values the engine had
+        # Tokens of the prompt whose keys and values the engine had; None if it does not count them.
+        self.cached_tokens: int | None = 0
         self.logprobs: list[dict[str, Any]] = []  # for each new token except the one that ended the text, if asked
         self.spans: list[tuple[int, int]] = []  # where the text of each begins and ends in `decoded`
         self.finish_reason = ""  # "stop" or "length" when the text has ended by itself

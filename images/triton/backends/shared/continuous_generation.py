@@ -34,7 +34,7 @@ class NewTokens:
     finished: bool  # the engine has dropped the text
     error: str = ""  # the reason why the engine could not continue it
     logprobs: Sequence[Logprobs] = ()  # those of the tokens, if the options ask for them
-    cached_tokens: int = 0  # tokens of the prompt whose keys and values the engine had
+    cached_tokens: int | None = None  # tokens of the prompt whose keys and values the engine had, if it counts them
 
 
 @dataclass(frozen=True)

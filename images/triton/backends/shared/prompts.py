@@ -179,7 +179,7 @@ class Piece(NamedTuple):
     finish_reason: str  # "stop", "length", or "" while the text goes on
     num_input_tokens: int
     num_output_tokens: int
-    num_cached_tokens: int = 0  # tokens of the prompt whose keys and values the engine had
+    num_cached_tokens: int | None = None  # tokens of the prompt whose keys and values the engine had, if it counts them
     logprobs: str = "[]"  # JSON list with an object for each new token; empty if the request does not ask for them
     stop_reason: str = ""  # the stop string that ended the text, if one did
 
@@ -201,7 +201,9 @@ class PromptRequest:
         return self.messages is None and not self.options.get("exclude_input_in_output", not default)
 
     def response(self, pieces: Sequence[Piece]) -> pb_utils.InferenceResponse:
-        return pb_utils.InferenceResponse([self.output(name, pieces) for name in self.outputs])
+        """Return a response with the outputs whose values are known."""
+        known = [name for name in self.outputs if getattr(pieces[0], name, "") is not None]
+        return pb_utils.InferenceResponse([self.output(name, pieces) for name in known])
 
     def output(self, name: str, pieces: Sequence[Piece]) -> pb_utils.Tensor:
         values = [getattr(piece, name if name in DETAILS else "text") for piece in pieces]
