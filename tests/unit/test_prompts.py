@@ -215,3 +215,11 @@ def test_message_with_half_a_character_can_be_sent(prompts, read):
     code, message = prompts.serving.error_response(caught.value).error
     assert code == "INVALID_ARG"
     assert message.encode().startswith(rb"unknown sampling parameter '\ud83e'")
+
+
+def test_docs_name_the_engines_that_have_an_option(prompts):
+    section = (ROOT / "docs/generation.md").read_text().split("| option | engines |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in section.splitlines()]
+    documented = {option.replace("`", ""): {*engines.split(", ")} - {"none"} for option, engines in rows}
+    names = {name: {engine.partition(" (")[0] for engine in engines} for name, engines in prompts.ENGINES.items()}
+    assert documented == names
