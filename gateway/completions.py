@@ -261,8 +261,11 @@ def field_names(body: GenerationBody) -> dict[str, str]:
         names["structured_outputs"] = "response_format"
     elif body.structured_outputs is None:
         names["structured_outputs"] = "tools"
-    if isinstance(body, ChatBody) and body.reasoning_effort is not None and not body.chat_template_kwargs:
-        names["chat_template_kwargs"] = "reasoning_effort"
+    if isinstance(body, ChatBody):
+        if body.top_logprobs:
+            names["logprobs"] = "top_logprobs"
+        if body.reasoning_effort is not None and not body.chat_template_kwargs:
+            names["chat_template_kwargs"] = "reasoning_effort"
     return names
 
 

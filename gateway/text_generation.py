@@ -59,7 +59,7 @@ FIELDS = {"max_new_tokens": "max_tokens", "text_input": "prompt"}
 TEXT, REASON, LOGPROBS, STOP = "text_output", "finish_reason", "logprobs", "stop_reason"
 COUNTS = "num_input_tokens", "num_output_tokens", "num_cached_tokens"
 # How the backends begin an error about an input or an option.
-OPTION = re.compile(r"(?:unknown )?(?:input|option|parameter|sampling parameter) '(\w+)'")
+OPTION = re.compile(r"(?:unknown )?(?:input|option|parameter|sampling parameter) '(\w+)[^']*'")
 # The backends' words for a prompt that leaves no room for the new tokens.
 TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
 MAX_SEED = 2**63 - 1

@@ -89,7 +89,7 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         failing("broken_stream", grpc.StatusCode.INTERNAL, "RuntimeError: a secret of the server", after=2),
         too_long("full", "text_input"),
         too_long("full_chat", "messages"),
-        failing("picky", grpc.StatusCode.INVALID_ARGUMENT, "sampling parameter 'top_k' must be a small number"),
+        failing("picky", grpc.StatusCode.INVALID_ARGUMENT, "option 'top_k above 0': this engine does not have it"),
         failing("plain", grpc.StatusCode.INVALID_ARGUMENT, NO_TEMPLATE),
         failing("busy_stream", grpc.StatusCode.UNAVAILABLE, "1000 texts wait already: try again later"),
         failing(
