@@ -238,8 +238,12 @@ def totals(figures: RecentFigures) -> list[Figure]:
 
 
 def system_figures(loaded: Loaded, figures: RecentFigures) -> list[Figure]:
-    """Return the figures of the system, those of requests that stream included."""
-    counted = [figures.models.get(name, {}) for name in dict.fromkeys((loaded.name, loaded.stream or loaded.name))]
+    """Return the figures of the system, those of requests that stream included.
+
+    An engine counts the requests that its front forwards, too.
+    """
+    names = [loaded.name, loaded.stream or loaded.name][bool(loaded.system and loaded.system.engine) :]
+    counted = [figures.models.get(name, {}) for name in dict.fromkeys(names)]
 
     def total(figure: str) -> float:
         return sum(own.get(figure, 0.0) for own in counted)

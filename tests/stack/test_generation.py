@@ -10,6 +10,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
-from tests.support.generation import PROMPTS, SECRET, counted, pieces, send_concurrently, settled, text, texts
+from tests.support.generation import PROMPTS, SECRET, counted, pieces, request, send_concurrently, settled, text, texts
 from tests.support.stacks import TestStack
 from tests.support.triton_clients import connect
 from triton_transformers.triton import TritonError
@@ -40,6 +41,8 @@ CHAT_TEMPLATE = (
 CHAT = [{"role": "user", "content": "Which battery fits?"}, {"role": "assistant", "content": "The second one 🥖"}]
 # To fill it takes longer than any pause of a busy machine.
 LONG_CONTEXT = 32768
+SECRET_ID = "an-id-that-nobody-guesses"
+END = {"text_input": "", "cancel": SECRET_ID}
 # A batch changes logits by up to 1e-5. If the best one leads by more than this, it is the best in a batch, too.
 CLEAR = 1e-3
 # The first edition of NVIDIA's tutorial, and today's, each with the name of its answer.
@@ -226,27 +229,31 @@ def test_batch_dimension_of_the_config_is_served(served, plain):
     assert output["data"] == [plain("falcon7b", "I am going", 5), plain("falcon7b", "It", 5)]
 
 
-def test_32_concurrent_requests_get_their_own_text(served, sources):
-    before = settled(served, "mistral7b")
-    lengths = [3 + n * 7 % 30 for n in range(32)]
+def test_64_concurrent_requests_get_their_own_text(served, sources):
+    before = settled(served, "mistral7b_stream")
+    lengths = [3 + n * 7 % 30 for n in range(64)]
     prompts, expected = [], []
     candidates = (f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in itertools.count())
-    while len(prompts) < 32:
+    while len(prompts) < 64:
         prompt = next(candidates)
         answer, margin = generated(sources["mistral7b"], prompt, lengths[len(prompts)])
         if margin > CLEAR:
             prompts.append(prompt)
             expected.append(answer)
-    assert (
-        all_at_once(served, 32, lambda n: text(served, "mistral7b", prompts[n], max_new_tokens=lengths[n])) == expected
-    )
+
+    def ask(n: int) -> str:  # every second request is a stream, in the same batch
+        if n % 2:
+            return "".join(pieces(served, "mistral7b_stream", prompts[n], max_new_tokens=lengths[n]))
+        return text(served, "mistral7b", prompts[n], max_new_tokens=lengths[n])
+
+    assert all_at_once(served, 64, ask) == expected
 
     def all_counted() -> dict[str, float] | None:
-        now = {name: value - before[name] for name, value in counted(served, "mistral7b").items()}
-        return now if now["first_tokens"] == 32 and now["later_tokens"] == now["generated_tokens"] - 32 else None
+        now = {name: value - before[name] for name, value in counted(served, "mistral7b_stream").items()}
+        return now if now["first_tokens"] == 64 and now["later_tokens"] == now["generated_tokens"] - 64 else None
 
-    now = served.wait(all_counted, "the tokens of 32 texts in the counters")
-    assert now["texts"] == 32
+    now = served.wait(all_counted, "the tokens of 64 texts in the counters")
+    assert now["texts"] == 64
     assert now["generated_tokens"] <= sum(lengths)
     assert now["generated_tokens"] > 1.5 * now["runs"]
 
@@ -315,10 +322,10 @@ def test_failing_request_leaves_its_batch_unharmed(served, plain):
     ],
 )
 def test_wrong_config_keeps_the_old_model(served, plain, parameter, value, reason):
-    config = served.triton.config("mistral7b")
+    config = served.triton.config("mistral7b_stream")
     changed = config | {"parameters": config["parameters"] | {parameter: {"string_value": value}}}
     with pytest.raises(TritonError, match=reason):
-        served.triton.load("mistral7b", changed)
+        served.triton.load("mistral7b_stream", changed)
     assert text(served, "mistral7b", "It", max_new_tokens=5) == plain("mistral7b", "It", 5)
 
 
@@ -327,11 +334,41 @@ def test_too_large_model_is_refused_before_loading(served):
     folder = served.folder / "models/toolarge"
     shutil.copytree(served.folder / "models/mymodel", folder)
     os.truncate(folder / "1/openvino_model.bin", 2 * 10**12)
-    config = served.triton.config("mymodel") | {"name": "toolarge"}
+    config = served.triton.config("mymodel_stream") | {"name": "toolarge", "parameters": {}}
     (folder / "config.pbtxt").write_text((folder / "config.pbtxt").read_text().replace('"mymodel"', '"toolarge"'))
     with pytest.raises(TritonError, match=r"toolarge takes about 2202\.0 GB and \d+\.\d GB of memory are free here"):
         served.triton.load("toolarge", config)
     assert text(served, "mymodel", "It", max_new_tokens=3)
+
+
+def test_front_answers_503_while_its_engine_is_not_loaded(served, plain):
+    served.triton.unload("persimmon8b_stream")
+    try:
+        with pytest.raises(
+            TritonError, match="'persimmon8b_stream', which generates for this one, is not loaded"
+        ) as error:
+            text(served, "persimmon8b", "It")
+        assert error.value.status == 503
+    finally:
+        served.triton.load("persimmon8b_stream")
+    assert text(served, "persimmon8b", "It", max_new_tokens=5) == plain("persimmon8b", "It", 5)
+
+
+def test_text_of_a_front_ends_by_its_id(served):
+    """Repeat the request to end it: it may arrive before the text."""
+    before = settled(served, "mymodel_stream")["generated_tokens"]
+    long = {"id": SECRET_ID, **request(["I am going"], max_new_tokens=LONG_CONTEXT - 10)}
+    end = {
+        "inputs": [{"name": name, "datatype": "BYTES", "shape": [1], "data": [value]} for name, value in END.items()]
+    }
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(served.triton.infer, "mymodel", long, 300)
+        while not asked.done():
+            assert served.triton.infer("mymodel", end)["outputs"][0]["data"] == [""]
+    with pytest.raises(TritonError, match="the client cancelled the request") as error:
+        asked.result()
+    assert error.value.status == 499
+    assert settled(served, "mymodel_stream")["generated_tokens"] - before < LONG_CONTEXT / 2
 
 
 def test_disconnect_stops_only_its_own_text(served, plain):

@@ -23,7 +23,7 @@ class Engine:
         self.ready = {"m_stream": True}
         self.load_error = ""
         self.requests: list[dict] = []
-        self.error = ""
+        self.error, self.is_late = "", False
         self.gate = threading.Event()
         self.gate.set()
 
@@ -40,13 +40,15 @@ class Engine:
         self.requests.append(fields)
         yield response({})
         if "cancel" in fields["inputs"]:
-            self.error = "[499] the client cancelled the request"
+            self.error, self.is_late = "[499] the client cancelled the request", True
             self.gate.set()
         assert self.gate.wait(30)
-        if self.error:
+        if self.error and self.is_late:
+            yield response({"tokenized": np.array([self.error.encode()], np.object_)})
+        elif self.error:
             yield response({}, self.error)
         else:
-            yield response({name: TEXT for name in fields["requested_output_names"]})
+            yield response({name: TEXT for name in sorted({*fields["requested_output_names"]} - {"tokenized"})})
         yield response({})
 
 
@@ -105,9 +107,8 @@ def test_request_reaches_the_engine_whole(front, engine):
     assert ask(front(), request).outputs == {"text": [b"a text"], "finish_reason": [b"a text"]}
     (sent,) = engine.requests
     assert {name: array.tolist() for name, array in sent["inputs"].items()} == inputs
-    assert (sent["model_name"], sent["request_id"], sent["requested_output_names"]) == (
-        "m_stream", "one", ["text", "finish_reason"],
-    )  # fmt: skip
+    assert (sent["model_name"], sent["request_id"]) == ("m_stream", "one")
+    assert {*sent["requested_output_names"]} == {"text", "finish_reason", "tokenized"}
     # Triton refuses floats in requests to other models.
     assert sent["parameters"] == {
         "max_tokens": 3, "temperature": "0.5", "top_p": 1, "stream": False, "one_answer": True, "error_status": True,
@@ -129,8 +130,9 @@ def test_request_reaches_the_engine_whole(front, engine):
         ("another error", ("INTERNAL", "another error")),
     ],
 )
-def test_error_keeps_its_code_and_text(front, engine, error, expected):
-    engine.error = error
+@pytest.mark.parametrize("is_late", [False, True])
+def test_error_keeps_its_code_and_text(front, engine, error, expected, is_late):
+    engine.error, engine.is_late = error, is_late
     code, message = expected
     assert ask(front(), InferenceRequest(["text"], prompt=TEXT)).error == (code, message or error)
 

@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from shared import serving
@@ -113,7 +114,7 @@ class TextGeneration(Backend):
         for request in requests:
             sender = request.get_response_sender()
             wishes = parameters(request)
-            with_status = bool(wishes.get(ERROR_STATUS))
+            shows_status = bool(wishes.get(ERROR_STATUS))
             try:
                 read = read_request(request, *self.names, self.rules)
                 if id := read.options.get("cancel"):
@@ -125,12 +126,13 @@ class TextGeneration(Backend):
                     continue
                 check_available(read, self.engine_name)
                 job = self.prepare(read, sender, bool(wishes.get(ONE_ANSWER)))
-                job.with_status = with_status
+                job.shows_status = shows_status
                 if wishes.get(ONE_ANSWER):
                     # docs/triton-faults.md#calls-that-wait
                     sender.send(pb_utils.InferenceResponse([]))
+                    job.hides_errors = True
             except Exception as error:
-                serving.send_last(sender, serving.error_response(error, with_status))
+                serving.send_last(sender, serving.error_response(error, shows_status))
                 continue
             if id := request.request_id():
                 self.cancellable[id] = job
@@ -255,7 +257,8 @@ class Job:
         self.rows: list[Row[Job]] = []
         # Characters of the texts, new tokens, and their logprobs.
         self.sent = self.sent_tokens = self.sent_logprobs = 0
-        self.with_status = False  # an error's message begins with its status
+        self.shows_status = False  # an error's message begins with its status
+        self.hides_errors = False  # an error is an output: docs/triton-faults.md#errors-of-called-models
         self.finished = False  # the last response is sent
         self.end_requested = False
         self.arrived_at = time.monotonic()
@@ -301,8 +304,13 @@ class Job:
             self.sender.send(self.request.response([piece]))
 
     def fail(self, error: Exception) -> None:
-        if not self.finished:
-            self.finish(serving.error_response(error, self.with_status))
+        if self.finished:
+            return
+        if self.hides_errors:
+            message = np.array([serving.with_status(error).encode()], np.object_)
+            self.finish(pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, message)]))
+        else:
+            self.finish(serving.error_response(error, self.shows_status))
 
     def finish(self, response: pb_utils.InferenceResponse) -> None:
         self.finished = True

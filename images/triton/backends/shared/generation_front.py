@@ -24,6 +24,7 @@ from shared.backend import Backend
 from shared.metrics import REQUEST_COUNTERS
 from shared.parameters import parameter
 from shared.prompts import ERROR_STATUS, MESSAGES, ONE_ANSWER, TEXT_INPUT, parameters
+from shared.token_ids import TOKENIZED
 from shared.types import Array, BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
 
 # One thread waits for each answer. With its defaults an engine refuses requests before there are so many.
@@ -44,6 +45,7 @@ class Waiting(NamedTuple):
     id: str
     sender: pb_utils.InferenceResponseSender
     shape: tuple[int, ...] | None  # of the outputs, if the engine gives them another one
+    tokenizes: bool  # it asks for TOKENIZED alone
     arrived_at: float
 
 
@@ -86,7 +88,7 @@ class GenerationFront(Backend):
                 wishes = {name: plain(value) for name, value in parameters(request).items()}
                 names = list(request.requested_output_names())
                 call = self.request(id, inputs, names, wishes)
-                waiting = Waiting(id, sender, shape, time.monotonic())
+                waiting = Waiting(id, sender, shape, names == [TOKENIZED], time.monotonic())
             except Exception as error:
                 serving.send_last(sender, serving.error_response(error))
                 continue
@@ -101,7 +103,7 @@ class GenerationFront(Backend):
             request_id=id,
             model_name=self.engine,
             inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
-            requested_output_names=names,
+            requested_output_names=list({*names, TOKENIZED}),  # an error that comes late is in this output
             parameters=wishes | {ONE_ANSWER: True, ERROR_STATUS: True},
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
         )
@@ -136,8 +138,10 @@ class GenerationFront(Backend):
     def passed_on(self, response: pb_utils.InferenceResponse, waiting: Waiting) -> pb_utils.InferenceResponse:
         if response.has_error():
             return error_of(response.error().message(), self.engine)
-        self.metrics.add_request(waiting.arrived_at, waiting.arrived_at)
         tensors = response.output_tensors()
+        if tensors[0].name() == TOKENIZED and not waiting.tokenizes:
+            return error_of(tensors[0].as_numpy()[0].decode(), self.engine)
+        self.metrics.add_request(waiting.arrived_at, waiting.arrived_at)
         if waiting.shape:
             tensors = [pb_utils.Tensor(tensor.name(), tensor.as_numpy().reshape(waiting.shape)) for tensor in tensors]
         return pb_utils.InferenceResponse(tensors)

@@ -124,20 +124,30 @@ def tensors_response(tensors: Mapping[str, Array], names: Iterable[str]) -> pb_u
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensors[name]) for name in tensors if name in names])
 
 
-def error_response(error: Exception, with_status: bool = False) -> pb_utils.InferenceResponse:
-    """Return the error as a response. `with_status`: its message begins with its HTTP status, as in "[400] "."""
-    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 0)
-    message = str(error) if status else f"{type(error).__name__}: {error}"
+def status_and_message(error: Exception) -> tuple[int, str]:
+    """Return the HTTP status of an error, and the message for the client."""
+    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
+    message = f"{type(error).__name__}: {error}" if status == 500 else str(error)
     if type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
         status, message = STATUSES[BadRequest], f"the model refused the values of the inputs: {error}"
-    return coded_response(status, f"[{status or 500}] {message}" if with_status else message)
+    # JSON can escape half a character, which Triton does not take.
+    return status, message.encode(errors="backslashreplace").decode()
+
+
+def with_status(error: Exception) -> str:
+    """Return the message with its HTTP status before it, as in "[400] "."""
+    status, message = status_and_message(error)
+    return f"[{status}] {message}"
+
+
+def error_response(error: Exception, shows_status: bool = False) -> pb_utils.InferenceResponse:
+    status, message = status_and_message(error)
+    return coded_response(status, with_status(error) if shows_status else message)
 
 
 def coded_response(status: int, message: str) -> pb_utils.InferenceResponse:
-    """Return an error that has this HTTP status, 500 if the status is unknown."""
+    """Return an error that has this HTTP status."""
     code = getattr(pb_utils.TritonError, CODES.get(status, "INTERNAL"))
-    # JSON can escape half a character, which Triton does not take.
-    message = message.encode(errors="backslashreplace").decode()
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
 
 
