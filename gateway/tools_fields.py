@@ -82,7 +82,8 @@ class ToolUse:
         self.family = system.tool_parser if system.tool_parser in FAMILIES else ""
         reasoning = system.parameter("reasoning")
         self.reasoning = reasoning if reasoning in (HARMONY, *REASONING) else ""
-        if self.reasoning == "think_opened" and False in [(template_kwargs or {}).get(name) for name in THINKING]:
+        self.thinks = False not in [(template_kwargs or {}).get(name) for name in THINKING]
+        if self.reasoning == "think_opened" and not self.thinks:
             self.reasoning = "think"
         check_tools(tools or [], choice)
         if choice != "none":
@@ -99,7 +100,8 @@ class ToolUse:
         options: dict[str, Any] = {"tools": self.tools} if self.tools and self.family else {}
         if keeps_special_tokens(self.family, self.reasoning, self.tools):
             options["skip_special_tokens"] = False
-        if form := grammar(self.family, self.tools, self.choice, self.parallel, self.reasoning, structured):
+        reasoning = self.reasoning if self.thinks else ""
+        if form := grammar(self.family, self.tools, self.choice, self.parallel, reasoning, structured):
             options["structured_outputs"] = form
         return options
 
