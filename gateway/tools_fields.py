@@ -119,7 +119,11 @@ class ToolUse:
         for number, message in enumerate(messages):
             if calls := message.get("tool_calls"):
                 names |= {call["id"]: call["function"]["name"] for call in calls}
-                message = message | {"tool_calls": [self._call(call) for call in calls]}
+                # Some templates fail without a content.
+                message = message | {
+                    "content": message.get("content") or "",
+                    "tool_calls": [self._call(call) for call in calls],
+                }
             if message["role"] == "tool":
                 id = message.get("tool_call_id")
                 if id not in names:

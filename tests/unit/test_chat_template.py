@@ -201,6 +201,9 @@ def test_phi_reads_the_tools_in_the_message_of_the_system():
         ChatTemplate(source, {}).prompt([{"role": "system", "content": "Brief."}], TOOLS) == f"systemBrief.{functions}"
     )
     assert f"tools.{functions}user" in ChatTemplate(source, {}).prompt(QUESTION, TOOLS)
+    call = {"function": {"name": "weather", "arguments": {}}}
+    prompt = ChatTemplate(source, {}).prompt([{"role": "assistant", "content": "", "tool_calls": [call]}], TOOLS)
+    assert prompt.endswith('assistant<|tool_call|>[{"name": "weather", "arguments": {}}]<|/tool_call|>')
 
 
 @pytest.mark.parametrize(

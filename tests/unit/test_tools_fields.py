@@ -72,6 +72,13 @@ def test_wrong_names_are_refused(name):
         msgspec.convert({"name": name}, Tool)
 
 
+def test_grammar_has_no_reasoning_that_is_switched_off():
+    thinking = use("required", served=system("hermes", "think")).options()["structured_outputs"]
+    off = use("required", served=system("hermes", "think"), template_kwargs={"enable_thinking": False})
+    assert thinking["structural_tag"]["format"]["type"] == "or"
+    assert off.options()["structured_outputs"]["structural_tag"]["format"]["type"] == "tags_with_separator"
+
+
 def test_options_of_the_model():
     assert use().options() == {"tools": TOOLS}
     assert use("none").options() == {}
@@ -92,6 +99,7 @@ def test_switched_off_reasoning_is_not_awaited():
 
 def test_messages_of_calls_and_results():
     _, calls, result = use().messages(ANSWERED)
+    assert calls["content"] == ""
     assert calls["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Rome"}}
     assert result == {"role": "tool", "name": "weather", "tool_call_id": "call_1", "content": "sunny"}
     broken = CALL | {"function": {"name": "weather", "arguments": '{"city'}}

@@ -116,13 +116,25 @@ def prepared(message: Message) -> Message:
 
 
 def with_tools(messages: list[Message], tools: list[Any]) -> list[Message]:
-    """Return the messages with the tools' functions, as JSON, in that of the system."""
-    functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    """Return the messages as Phi-4's templates read them: the tools in that of the system, and calls as texts."""
     has_system = messages[0]["role"] == "system"
     system = (
         messages[0] if has_system else {"role": "system", "content": "You are a helpful assistant with some tools."}
     )
-    return [system | {"tools": functions}, *messages[has_system:]]
+    system = system | {"tools": functions(tools)}
+    return [
+        system,
+        *(
+            message | {"content": f"<|tool_call|>{functions(message['tool_calls'])}<|/tool_call|>"}
+            if message.get("tool_calls") and not message["content"]
+            else message
+            for message in messages[has_system:]
+        ),
+    ]
+
+
+def functions(holders: list[Any]) -> str:
+    return json.dumps([holder.get("function", holder) for holder in holders], ensure_ascii=False)
 
 
 def to_json(
