@@ -66,6 +66,10 @@ STRAYS = {
     "swin": {"path_norm": True},
     "clip": {"text_config": {"model_type": "clip_text_model", "bad_words_ids": None, "top_k": 50,
         "tf_legacy_loss": False}, "text_config_dict": None},
+    "llava": {"ignore_index": -100},
+    "qwen2_vl": {"vision_config": {"in_chans": 3, "patch_size": 14, "spatial_patch_size": 14}},
+    "smolvlm": {"text_config": {"model_type": "llama", "perceiver_config": {"resampler_depth": 6},
+        "pixel_shuffle_factor": 4, "qk_layer_norms": False, "neftune_noise_alpha": 0.0, "use_resampler": False}},
 }  # fmt: skip
 
 
@@ -112,6 +116,12 @@ def test_keys_that_the_class_ignores_are_found(kind, keys, unread):
 def test_harmless_keys_of_older_checkpoints_are_accepted(kind):
     saved = json.loads(CONFIG_MAPPING[kind]().to_json_string()) | STRAYS[kind]
     assert not list(unread_keys(saved, CONFIG_MAPPING[kind]))
+
+
+def test_keys_of_the_language_model_may_be_at_the_outer_level():
+    flat = {"model_type": "qwen2_vl", "hidden_size": 32, "max_window_layers": 28, "use_sliding_window": False}
+    assert list(unread_keys(flat | {"newest": 2}, CONFIG_MAPPING["qwen2_vl"])) == ["newest"]
+    assert list(unread_keys(flat, CONFIG_MAPPING["llava"])) == ["max_window_layers"]
 
 
 @pytest.mark.slow  # imports 400 modules of transformers: 17 s of CPU time

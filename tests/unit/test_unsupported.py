@@ -118,7 +118,7 @@ KINDS = [
     ("CLIPSeg", "CLIPSegForImageSegmentation", "segments images"),
     ("DPR", "DPRReader", "marks answers in DPR's passages"),
     ("DPT", "DPTForDepthEstimation", "estimates the depth of images"),
-    ("Gemma3", "Gemma3ForConditionalGeneration", "generates text from images"),
+    ("PaliGemma", "PaliGemmaForConditionalGeneration", "generates text from images"),
     ("Git", "GitForCausalLM", "generates text from images"),
     ("LayoutLM", "LayoutLMForTokenClassification", "takes the places of words on a page"),
     ("LayoutLM", "LayoutLMModel", "takes the places of words on a page"),

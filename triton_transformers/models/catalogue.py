@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_transformers.models.sources import Hub, Package, Source
-from triton_transformers.models.tasks import TEXT_IMAGE, TEXT_TASKS
+from triton_transformers.models.tasks import IMAGE_TEXT, TEXT_IMAGE, TEXT_TASKS
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import UserError
 
@@ -116,6 +116,7 @@ RECIPES = {
     **{task: Recipe("text", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
     TEXT_IMAGE: Recipe("vision"),
     "text-generation": Recipe("generation", TEXT_FORMATS, version="2"),
+    IMAGE_TEXT: Recipe("generation", ("python",)),
     "image-classification": Recipe("vision"),
     "image-feature-extraction": Recipe("vision"),
     "gpt2": Recipe("gpt2", ("onnx",)),

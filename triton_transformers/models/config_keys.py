@@ -42,6 +42,8 @@ HARMLESS = (
     "apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names",
     # the head GPT2DoubleHeadsModel
     "summary_*",
+    # the programs that trained SmolVLM, Idefics3 and LLaVA: the models read scale_factor
+    "ignore_index", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor", "use_base_siglip",
     # what earlier releases wrote, and none reads any more
     "directionality", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks",
     "offset_alibi", "path_norm", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
@@ -55,11 +57,13 @@ NEUTRAL = {
     "apply_residual_connection_post_layernorm": False,
     "attention_mode": "longformer",
     "full_attn_mod": 1,
+    "in_chans": 3,
     "ignore_attention_mask": False,
     "interpolate_factor": 1,
     "mlp_type": "default",
     "norm_type": "layer_norm",
     "position_embedding_type": "absolute",
+    "qk_layer_norms": False,
     "rms_norm": True,
     "rope_interleaved": False,
     "rotary": True,
@@ -83,6 +87,7 @@ REPEATED = {
     "layer_norm_eps": ("norm_eps", "layer_norm_epsilon", "rms_norm_eps"),
     "num_key_value_heads": ("num_attention_heads",),
     "sliding_window_size": ("sliding_window",),
+    "spatial_patch_size": ("patch_size",),
 }
 # Keys whose content belongs to the model's author.
 FREE = ("id2label", "label2id", "pruned_heads", "task_specific_params")
@@ -102,6 +107,8 @@ SETS = re.compile(r"self\.(?:\w+\.)?(\w+) = ")
 # The imports of a model's code from the modules that many models share, without the modules of the base classes: these
 # name keys of which most models read none.
 SHARED = re.compile(r"^from \.\.\.(masking_utils|modeling_layers) import (\([^)]*\)|.*)$", re.MULTILINE)
+# How a configuration takes the keys of its text_config from its own level, where Qwen2-VL's checkpoints have them.
+TAKES_FLAT = '["text_config"].config_class.__init__'
 # Files beside a model's code that never run with it.
 ASIDE = ("convert_", "modular_")
 
@@ -112,6 +119,8 @@ def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", out
     `outer` is the class of the configuration around this one: its models may read the keys of this one too.
     """
     known = parameters(config_class) | mentioned(config_class) | (mentioned(outer) if outer else set())
+    if "text_config" not in config and TAKES_FLAT in inspect.getsource(config_class):
+        known |= parameters(part_class(config_class, "text_config", {}))
     for key, value in config.items():
         if is_empty(value) or key in generation_keys() or any(fnmatch(key, pattern) for pattern in HARMLESS):
             continue

@@ -153,6 +153,12 @@ TEXT_IMAGE = "text-image-similarity"
 HALF_TASKS = ("sentence-similarity", "image-feature-extraction")
 # The methods of a model for texts and images that turn each kind into vectors of one space.
 TEXT_FEATURES, IMAGE_FEATURES = "get_text_features", "get_image_features"
+# The task of a model that answers chats with images, and the architectures whose batches have been compared with
+# transformers' own answers (tests/unit/test_chat_images.py).
+IMAGE_TEXT = "image-text-to-text"
+SEEING = tuple(f"{family}ForConditionalGeneration" for family in (
+    "Gemma3", "Idefics3", "Llava", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "SmolVLM",
+))  # fmt: skip
 # The modules of sentence-transformers that are a model of transformers, and the first ones that are not.
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 WITHOUT_CONFIG = ("Router", "StaticEmbedding", "SparseStaticEmbedding")
@@ -170,6 +176,7 @@ ENDINGS = {
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
     **dict.fromkeys(DPR, "sentence-similarity"),
+    **dict.fromkeys(SEEING, IMAGE_TEXT),
 }
 
 
@@ -184,10 +191,15 @@ def architectures_of(config: dict[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
+def is_vision(task: str) -> bool:
+    """Return whether the task's only inputs are images."""
+    return task.startswith("image-") and task != IMAGE_TEXT
+
+
 def processors_of(task: str) -> dict[str, tuple[str, ...]]:
     """Return the processors that turn the task's inputs into tensors, each with the names of its files."""
-    processors: dict[str, tuple[str, ...]] = {"tokenizer": TOKENIZER} if not task.startswith("image-") else {}
-    if task.startswith("image-") or task == TEXT_IMAGE:
+    processors: dict[str, tuple[str, ...]] = {"tokenizer": TOKENIZER} if not is_vision(task) else {}
+    if is_vision(task) or task in (TEXT_IMAGE, IMAGE_TEXT):
         processors["image processor"] = IMAGE_PROCESSOR
     return processors
 

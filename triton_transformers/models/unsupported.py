@@ -16,6 +16,7 @@ from triton_transformers.models.adapters import adapter_folders, check_adapters
 from triton_transformers.models.config_keys import is_empty, unread_keys
 from triton_transformers.models.tasks import (
     HALF_TASKS,
+    IMAGE_TEXT,
     LIST,
     MALFORMED,
     TEXT_IMAGE,
@@ -26,6 +27,7 @@ from triton_transformers.models.tasks import (
     has_files,
     is_multi_vector,
     is_of_two_halves,
+    is_vision,
     modules_of,
     processors_of,
     takes_images,
@@ -180,14 +182,15 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
         )
     architecture = next(iter(architectures_of(config)), "")
     check_precision(name, config, task_of_architecture(architecture))
-    if purpose := purpose_of(architecture, kind):
+    sees = task_of_architecture(architecture) == IMAGE_TEXT
+    if not sees and (purpose := purpose_of(architecture, kind)):
         raise UserError(f"{name} is a {architecture or kind}, which {purpose}; that is not served here ({LIST})")
     if config.get("is_encoder_decoder") and not architecture.endswith("T5EncoderModel"):
         raise UserError(
             f"{name} is an encoder-decoder ({architecture or kind}), which is not served here: choose "
             "an encoder such as BERT to classify texts, or a decoder such as Llama to generate them"
         )
-    if architecture.endswith("ForConditionalGeneration"):
+    if architecture.endswith("ForConditionalGeneration") and not sees:
         raise UserError(f"{name} is a {architecture}, which {GENERATES}; that is not served here ({LIST})")
     if (weights / "modules.json").exists():
         check_modules(name, weights, trust_remote_code)
@@ -199,7 +202,7 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
     own_network = own_code(config) and not own_code(config, for_config=True)
     if not (own_network and trust_remote_code):  # else the network's own code may read any key
         check_keys(name, config, config_class)
-    if read := unserved_input(architecture, config_class):
+    if not sees and (read := unserved_input(architecture, config_class)):
         raise UserError(f"{name} is a {architecture or kind}, which takes {read}; that is not served here ({LIST})")
 
 
@@ -416,10 +419,9 @@ def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> 
         raise UserError(f"{name} is a model of texts and images ({kind}), which is not served as {task}: {instead}")
     if task == TEXT_IMAGE and not encodes_both:
         raise UserError(f"{name} has no encoders of texts and of images ({kind}), which TASK={task} requires ({LIST})")
-    is_vision = task.startswith("image-")
     for architecture in architectures_of(config):
         own = task_of_architecture(architecture)
-        if takes_images(architecture) and not is_vision:
+        if takes_images(architecture) and not is_vision(task):
             raise UserError(f"{name} is a {architecture}, which takes images: choose a model of texts for TASK={task}")
         # Weights of another head can have the right names and shapes, and then they load without an error.
         if own not in ("", task) and task not in HEADLESS and {own, task} not in SAME_HEAD:

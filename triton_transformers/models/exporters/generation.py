@@ -11,10 +11,10 @@ from triton_transformers.model_config import CONFIGS, ENGINE
 from triton_transformers.models.catalogue import SYSTEMS, FormatUnavailable, Job, Outcome
 from triton_transformers.models.exporters import openvino_export
 from triton_transformers.models.exporters.chat_templates import chat_parameters, write_chat_templates
-from triton_transformers.models.exporters.config_writer import write_config
+from triton_transformers.models.exporters.config_writer import tensor, write_config
 from triton_transformers.models.exporters.quantized import readable_weights
 from triton_transformers.models.exporters.served import backend_config
-from triton_transformers.models.tasks import task_of_architecture
+from triton_transformers.models.tasks import IMAGE_TEXT, task_of_architecture
 from triton_transformers.models.unsupported import check_weights, quantization, read_parts
 from triton_transformers.settings import UserError
 
@@ -82,6 +82,8 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     import transformers
 
     config, tokenizer = read_parts(str(job.weights), job.weights, "tokenizer", job.trust_remote_code)
+    if job.task == IMAGE_TEXT:
+        return processor_tokenizer(job)
     architectures = config.architectures or []
     has_own_code = job.trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {})
     reason = ""
@@ -94,6 +96,19 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def processor_tokenizer(job: Job) -> PreTrainedTokenizerBase:
+    """Check that the server can load the processor of images and texts, and return its tokenizer, with its template."""
+    with openvino_export.backends():
+        from shared.chat_images import load_processor
+    try:
+        processor = load_processor(job.weights)
+    except Exception as error:  # a broken checkpoint makes transformers raise anything
+        raise UserError(f"{job.weights} has no processor of images and texts that loads: {error}") from error
+    tokenizer: PreTrainedTokenizerBase = processor.tokenizer
+    tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
+    return tokenizer
+
+
 def write_configs(job: Job, served: Path, streamed: Path, chat: dict[str, str]) -> None:
     """Write the configurations of falcon7b and falcon7b_stream, which are in git, for this system."""
     about = f"Continues prompts, also those of {job.system}, and streams the pieces: docs/generation.md."
@@ -103,6 +118,8 @@ def write_configs(job: Job, served: Path, streamed: Path, chat: dict[str, str]) 
         (streamed, "falcon7b_stream", about, own | {"weights": job.system}),
     ):
         config = backend_config(CONFIGS / original / "config.pbtxt") | {"name": model.name}
+        if job.task == IMAGE_TEXT:
+            config["input"].append(tensor("images", "STRING", [-1], optional=True))
         write_config(model, comment, config, {**parameters, **chat})
 
 

@@ -7,11 +7,12 @@ import queue
 import time
 
 from shared import pretrained
+from shared.chat_template import IMAGES
 from shared.continuation import Row
 from shared.decoding import Decoder
 from shared.generation import Job, TextGeneration
 from shared.lean_transformers import transformers
-from shared.parameters import flag_parameter, int_parameter, weights_folder
+from shared.parameters import flag_parameter, has_input, int_parameter, weights_folder
 from shared.prompts import TRANSFORMERS
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
@@ -30,7 +31,14 @@ class BatchedGeneration(TextGeneration):
         return self.decoder
 
     def load_decoder(self, config: ModelConfig, args: InstanceArgs) -> Decoder:
-        return Decoder(pretrained.load(transformers.AutoModelForCausalLM, config, args), load_tokenizer(config, args))
+        if not has_input(config, IMAGES):
+            model = pretrained.load(transformers.AutoModelForCausalLM, config, args)
+            return Decoder(model, load_tokenizer(config, args))
+        from shared.chat_images import ChatImages
+
+        self.chat_images = ChatImages(config, args)
+        model = pretrained.load(transformers.AutoModelForImageTextToText, config, args)
+        return Decoder(model, self.chat_images.tokenizer)
 
     def placement(self) -> str:
         """Return the model's precision and device, for the log."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 Message = dict[str, Any]  # with a role and a content
+# The input with a chat instead of prompts, as one JSON list, and the one with its image files, in their order.
+MESSAGES, IMAGES = "messages", "images"
 
 # A template comes with the weights, so it may be faulty, or written to fill the memory.
 MAX_CHARACTERS = 4 * 2**20

@@ -63,6 +63,7 @@ class Row(Generic[Owner]):
         self.prompt = prompt
         self.prompt_tokens = list(tokens)
         self.options = options
+        self.images: Any = None  # the model's inputs for the images among the tokens
         self.done = False
         self.reset()
 

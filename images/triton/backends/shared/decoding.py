@@ -125,6 +125,7 @@ class Decoder:
             mask[i, columns] = 1
         self.model.generate(
             tokens.to(self.device),
+            **self.images(rows, width),
             attention_mask=mask.to(self.device),
             max_new_tokens=max(row.options.max_new_tokens for row in rows),
             do_sample=False,
@@ -135,6 +136,16 @@ class Decoder:
         )
         if not all(row.done for row in rows):
             raise RuntimeError("the model stopped before every text was done")
+
+    def images(self, rows: list[Row[Owner]], width: int) -> dict[str, torch.Tensor]:
+        """Return the model's inputs for the images of these rows; none if they are all texts."""
+        if not any(row.images for row in rows):
+            return {}
+        from shared.chat_images import joined
+
+        return {
+            name: values.to(self.device) for name, values in joined([row.images or {} for row in rows], width).items()
+        }
 
 
 class Progress(transformers.StoppingCriteria):

@@ -15,6 +15,8 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,12 +24,12 @@ import triton_python_backend_utils as pb_utils
 
 from shared import serving
 from shared.backend import Backend
+from shared.chat_template import IMAGES, MESSAGES
 from shared.continuation import Options, Row
 from shared.metrics import REQUEST_COUNTERS, Metrics
-from shared.parameters import int_parameter, parameter
+from shared.parameters import int_parameter, parameter, usable_cpus
 from shared.prompts import (
     ERROR_STATUS,
-    MESSAGES,
     NUMBERS,
     ONE_ANSWER,
     RULES,
@@ -43,6 +45,7 @@ from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
 from shared.types import BadRequest, Busy, Cancelled, ConfigError, InstanceArgs, ModelConfig
 
 if TYPE_CHECKING:
+    from shared.chat_images import ChatImages
     from shared.decoding import Decoder
     from shared.text_tokenizer import TextTokenizer
 
@@ -81,6 +84,8 @@ class TextGeneration(Backend):
         self.waiting: queue.Queue[Row[Job] | None] = queue.Queue()
         # The jobs that another request may end, by the ids of their requests.
         self.cancellable: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
+        self.chat_images: ChatImages | None = None  # load_model() sets it for a model that takes images
+        self.image_workers = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="images")
         self.model = self.load_model(config, args)
 
     @abstractmethod
@@ -125,19 +130,34 @@ class TextGeneration(Backend):
                     serving.send_last(sender, self.tokenized(read))
                     continue
                 check_available(read, self.engine_name)
-                job = self.prepare(read, sender, bool(wishes.get(ONE_ANSWER)))
-                job.shows_status = shows_status
-                if wishes.get(ONE_ANSWER):
-                    # docs/triton-faults.md#calls-that-wait
-                    sender.send(pb_utils.InferenceResponse([]))
-                    job.hides_errors = True
             except Exception as error:
                 serving.send_last(sender, serving.error_response(error, shows_status))
                 continue
-            if id := request.request_id():
-                self.cancellable[id] = job
-            for row in job.rows:
-                self.waiting.put(row)
+            accept = partial(self.accept, read, sender, request.request_id(), wishes)
+            if read.images:  # preparing them takes long, and other requests wait for this thread
+                self.image_workers.submit(accept)
+            else:
+                accept()
+
+    def accept(
+        self, read: PromptRequest, sender: pb_utils.InferenceResponseSender, id: str, wishes: Mapping[str, Any]
+    ) -> None:
+        """Queue the prompts of a request, or answer it with the error."""
+        shows_status, one_answer = bool(wishes.get(ERROR_STATUS)), bool(wishes.get(ONE_ANSWER))
+        try:
+            job = self.prepare(read, sender, one_answer)
+            job.shows_status = shows_status
+            if one_answer:
+                # docs/triton-faults.md#calls-that-wait
+                sender.send(pb_utils.InferenceResponse([]))
+                job.hides_errors = True
+        except Exception as error:
+            serving.send_last(sender, serving.error_response(error, shows_status))
+            return
+        if id:
+            self.cancellable[id] = job
+        for row in job.rows:
+            self.waiting.put(row)
 
     def cancel(self, id: str) -> None:
         """End the request with this id: docs/triton-faults.md#cancellations."""
@@ -166,7 +186,12 @@ class TextGeneration(Backend):
     def prompts(self, read: PromptRequest) -> list[str | TokenIds]:
         variables = [read.options.get(name) for name in TEMPLATE_OPTIONS]
         if read.messages is not None:
-            return [self.model.chat_template.prompt(read.messages, *variables)]
+            messages = read.messages
+            if self.chat_images:
+                messages = self.chat_images.parts(messages, len(read.images))
+            elif read.images:
+                raise BadRequest(f"input '{IMAGES}': this model takes texts only")
+            return [self.model.chat_template.prompt(messages, *variables)]
         for name, value in zip(TEMPLATE_OPTIONS, variables, strict=True):
             if value:
                 raise BadRequest(f"option '{name}' is for the chat template: send '{MESSAGES}' with it")
@@ -181,20 +206,29 @@ class TextGeneration(Backend):
         is_chat = read.messages is not None  # whose template writes the special tokens
         rows = tokenized(
             prompts,
-            lambda text, special: self.model.encode(text, special and not is_chat),
+            lambda text, special: self.encoded(read, text)[0] if is_chat else self.model.encode(text, special),
             lambda ids: self.model.decode(ids, skip_special_tokens=False),
             self.model.context,
         )
         return pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, rows.reshape(read.shape))])
 
+    def encoded(self, read: PromptRequest, prompt: str) -> tuple[list[int], Any]:
+        """Return the tokens of a prompt, and the model's inputs for its images."""
+        if self.chat_images and read.messages is not None:
+            return self.chat_images.encode(prompt, read.images)
+        return self.model.encode(prompt, special_tokens=read.messages is None), None
+
     def row(self, job: Job, prompt: str | TokenIds, number: int) -> Row[Job]:
         name, requested = job.request.name, job.request.options
         is_chat = job.request.messages is not None
+        images = None
         if isinstance(prompt, TokenIds):
             check_ids(prompt, self.model.vocabulary, name, number)
             prompt, tokens = self.model.decode(prompt), [*prompt]
         else:
-            tokens = self.model.encode(prompt, special_tokens=not is_chat)
+            tokens, images = self.encoded(job.request, prompt)
+        if self.chat_images and not images:
+            self.chat_images.check_text(tokens)
         if not tokens:
             raise BadRequest(f"input '{name}' is empty, and this model has no token to begin a text with")
         if max(tokens) >= self.model.vocabulary:
@@ -212,7 +246,9 @@ class TextGeneration(Backend):
             )
         options["max_new_tokens"] = min(options["max_new_tokens"], room)
         self.check_options(options)
-        return Row(prompt, tokens, Options(**options), job)
+        row: Row[Job] = Row(prompt, tokens, Options(**options), job)
+        row.images = images
+        return row
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise BadRequest for values that do not fit the model or each other."""

@@ -21,9 +21,10 @@ import triton_python_backend_utils as pb_utils
 
 from shared import serving
 from shared.backend import Backend
+from shared.chat_template import MESSAGES
 from shared.metrics import REQUEST_COUNTERS
 from shared.parameters import parameter
-from shared.prompts import ERROR_STATUS, MESSAGES, ONE_ANSWER, TEXT_INPUT, parameters
+from shared.prompts import ERROR_STATUS, ONE_ANSWER, TEXT_INPUT, parameters
 from shared.token_ids import TOKENIZED
 from shared.types import Array, BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
 

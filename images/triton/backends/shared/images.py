@@ -100,7 +100,7 @@ class ImageProcessor:
         if not isinstance(image.data, bytes):
             return np.rint(image.data).astype(np.uint8)
         with opened(image.where, image.data) as file:
-            return np.asarray(_eight_bits(ImageOps.exif_transpose(file)).convert("RGB"))
+            return np.asarray(upright(file))
 
     def check_size(self, image: InputImage, width: int, height: int) -> None:
         """Check the image's pixels, and those it has after a processor enlarges its shorter edge."""
@@ -122,6 +122,11 @@ def opened(where: str, data: bytes) -> Iterator[Image.Image]:
         raise
     except Exception:  # a broken file can raise anything, and the message can quote the file
         raise BadRequest(f"{where} is not a whole JPEG, PNG or WebP file") from None
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an image as cameras mean it to be seen, in colours."""
+    return _eight_bits(ImageOps.exif_transpose(image)).convert("RGB")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

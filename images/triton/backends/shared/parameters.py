@@ -52,6 +52,10 @@ def weights_folder(config: ModelConfig, args: InstanceArgs) -> Path:
     return folder
 
 
+def has_input(config: ModelConfig, name: str) -> bool:
+    return any(tensor["name"] == name for tensor in config.get("input", ()))
+
+
 def instance_count(config: ModelConfig) -> int:
     return sum(group.get("count", 1) for group in config.get("instance_group", [])) or 1
 

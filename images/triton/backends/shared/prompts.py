@@ -12,14 +12,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from shared import serving
-from shared.chat_template import Message
+from shared.chat_template import IMAGES, MESSAGES, Message
 from shared.token_ids import TOKENIZED, TokenIds, read_rows
 from shared.types import BadRequest
 
 # The name that NVIDIA's tutorial and vLLM's backend give to the prompts, and to the output with their texts.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
-# The input with a chat instead of prompts, as one JSON list.
-MESSAGES = "messages"
 # The outputs beside a text, with vLLM's names. Only requests that name them get them.
 DETAILS = {
     "finish_reason": np.object_,
@@ -29,8 +27,6 @@ DETAILS = {
     "logprobs": np.object_,
     "stop_reason": np.object_,
 }
-# The input with encoded image files, in the order of the images in `messages`.
-IMAGES = "images"
 # vLLM's name for an option, and ours.
 SYNONYMS = {"max_tokens": "max_new_tokens"}
 # vLLM's input for options: one JSON object.
@@ -168,7 +164,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     ALTERNATIVES: (VLLM, TRANSFORMERS),
     "structured_outputs": (),
     "lora_name": (),
-    IMAGES: (),
+    IMAGES: (TRANSFORMERS,),
 }
 
 

@@ -1,0 +1,175 @@
+"""Chats with images: each text is that of transformers alone, whatever is in its batch."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import AutoModelForImageTextToText
+
+from shared.chat_images import ChatImages
+from shared.continuation import Options, Row
+from shared.decoding import Decoder
+from shared.types import BadRequest
+from tests.support.checkpoints.vision_language import FAMILIES, save_vision_language
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NEW_TOKENS = 12
+
+
+def picture(seed: int, width: int = 40, height: int = 56, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), np.uint8)
+    Image.fromarray(pixels).resize((width, height)).save(file, kind)
+    return file.getvalue()
+
+
+def user(*parts: str | bytes) -> dict[str, Any]:
+    """Return a message of texts and images. The images stay files, until a model gets them apart."""
+    content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "file": p} for p in parts]
+    return {"role": "user", "content": content}
+
+
+SAID = {"role": "assistant", "content": "A market."}
+CHATS = {
+    "one image": [user(picture(1), "What is this?")],
+    "a wide image": [user("Which battery fits", picture(2, 120, 24), "the torch?")],
+    "a text": [{"role": "user", "content": "Which battery fits the small torch? The second one, she said."}],
+    "two images": [user(picture(1), "or", picture(3, 24, 24), "?")],
+    "an earlier image": [user(picture(4, 64, 64), "It rains"), SAID, {"role": "user", "content": "and then?"}],
+    "images in turns": [user("a", picture(5)), SAID, user(picture(6, 32, 80), "b", picture(1))],
+    "a short text": [{"role": "user", "content": "It"}],
+}
+
+
+class Loaded:
+    def __init__(self, folder: Any) -> None:
+        arguments = {"model_repository": str(folder.parent), "model_version": folder.name}
+        self.images = ChatImages({}, arguments)
+        self.model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+        self.decoder = Decoder(AutoModelForImageTextToText.from_pretrained(folder).eval(), self.images.tokenizer)
+
+    def row(self, chat: list[dict[str, Any]]) -> Row[Any]:
+        files = [part["file"] for message in chat for part in message["content"] if "file" in part]
+        messages = [message | {"content": without_files(message["content"])} for message in chat]
+        prompt = self.images.template.prompt(self.images.parts(messages, len(files)))
+        tokens, inputs = self.images.encode(prompt, files)
+        row: Row[Any] = Row(prompt, tokens, Options(NEW_TOKENS, 0.0, 1.0, 1, ()))
+        row.images = inputs
+        return row
+
+    def new_tokens(self, rows: list[Row[Any]]) -> list[list[int]]:
+        for row in rows:
+            row.done = False
+        self.decoder.generate(rows, lambda: None)
+        return [row.tokens[len(row.prompt_tokens) :] for row in rows]
+
+    def reference(self, chat: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
+        """Return the prompt's tokens and the new ones of transformers' own processor and generate()."""
+        opened = [message | {"content": with_images(message["content"])} for message in chat]
+        inputs = self.images.processor.apply_chat_template(
+            opened, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+        )
+        tokens = self.model.generate(**inputs, do_sample=False, max_new_tokens=NEW_TOKENS)[0].tolist()
+        length = inputs["input_ids"].shape[1]
+        return tokens[:length], tokens[length:]
+
+
+def without_files(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    return [{name: value for name, value in part.items() if name != "file"} for part in content]
+
+
+def with_images(content: Any) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [
+        {"type": "image", "image": Image.open(io.BytesIO(part["file"])).convert("RGB")} if "file" in part else part
+        for part in content
+    ]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """Return a function that loads a model of a family once."""
+
+    @functools.cache
+    def load(family: str) -> Loaded:
+        folder = tmp_path_factory.mktemp(family) / "1"
+        folder.mkdir()
+        return Loaded(save_vision_language(folder, family))
+
+    return load
+
+
+@pytest.fixture(params=FAMILIES)
+def loaded(request, load) -> Loaded:
+    return load(request.param)
+
+
+def test_texts_of_a_batch_are_those_of_transformers_alone(loaded):
+    rows = {name: loaded.row(chat) for name, chat in CHATS.items()}
+    expected = {name: loaded.reference(chat) for name, chat in CHATS.items()}
+    assert {name: row.prompt_tokens for name, row in rows.items()} == {name: own for name, (own, _) in expected.items()}
+    new = {name: own for name, (_, own) in expected.items()}
+    assert len({tuple(tokens) for tokens in new.values()}) == len(CHATS)  # the texts depend on the chats
+    for batch in (list(rows), list(rows)[::-1], *([name] for name in rows)):
+        assert loaded.new_tokens([rows[name] for name in batch]) == [new[name] for name in batch]
+
+
+def test_answer_depends_on_the_image(loaded):
+    rows = [loaded.row([user(picture(seed), "What is this?")]) for seed in range(4)]
+    assert len({row.prompt for row in rows}) == 1
+    assert len(set(map(tuple, loaded.new_tokens(rows)))) > 1
+
+
+# --- requests that are refused ----------------------------------------------------------------------------------------
+
+IMAGE, TEXT = {"type": "image"}, {"type": "text", "text": "It"}
+VIDEO = {"type": "video"}
+REFUSED = {
+    "an image without a place": ([TEXT], [picture(1)], "has 1 images, and 'messages' has places for 0"),
+    "a place without an image": ([IMAGE, TEXT], [], "has 0 images, and 'messages' has places for 1"),
+    "another part": ([IMAGE, VIDEO], [picture(1)], "the content of message 0 must be a text, or a list of"),
+    "a damaged file": ([IMAGE, IMAGE], [picture(1), picture(2)[:99]], "row 1 is not a whole JPEG, PNG or WebP file"),
+    "another format": ([IMAGE], [picture(1, kind="GIF")], "row 0 is not a whole JPEG, PNG or WebP file"),
+    "too many pixels": ([IMAGE] * 3, [picture(1, 200, 160)] * 3, "row 2 makes the images larger than max_pixels=90000"),
+    "a line": ([IMAGE], [picture(1, 4, 804)], "row 0 is more than 200 times as long as wide"),
+    "an imitated image": ([IMAGE, {"type": "text", "text": "<image>"}], [picture(1)], "a text has <image>, which"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_request_is_refused(load, case):
+    content, files, reason = REFUSED[case]
+    reader = load("llava").images
+    reader.max_pixels = 90_000
+    with pytest.raises(BadRequest) as error:
+        parts = reader.parts([{"role": "user", "content": content}], len(files))
+        reader.encode(reader.template.prompt(parts), files)
+    assert reason in str(error.value)
+
+
+def test_text_cannot_imitate_an_image(loaded):
+    for token in loaded.images.placeholders:
+        tokens, _ = loaded.images.encode(f"It {token} rains", [])
+        with pytest.raises(BadRequest, match="stands for an image"):
+            loaded.images.check_text(tokens)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (3, 3), (300, 2)])
+def test_smallest_images_are_read(loaded, size):
+    (row,) = [loaded.row([user(picture_of(size), "?")])]
+    assert len(loaded.new_tokens([row])[0]) == NEW_TOKENS
+
+
+def picture_of(size: tuple[int, int]) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", size, 200).save(file, "PNG")
+    return file.getvalue()
