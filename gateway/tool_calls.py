@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import uuid
@@ -104,13 +105,6 @@ FAMILIES = {
     "deepseek_v31": DEEPSEEK._replace(
         before="<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", after="<｜tool▁call▁end｜>", between=""
     ),
-    "kimi": Family(
-        ("<|tool_call_begin|>",), ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
-        ("<|tool_calls_section_begin|>",),
-        header=rf"\s*(functions\.)?{NAME}(:\d+)?\s*<\|tool_call_argument_begin\|>\s*", special=True,
-        first="<|tool_calls_section_begin|>", before="<|tool_call_begin|>functions.%s:0<|tool_call_argument_begin|>",
-        after="<|tool_call_end|>", between="", last="<|tool_calls_section_end|>",
-    ),
 }  # fmt: skip
 # The kind of reasoning -> the text before it, and the text after it.
 THINK = ("<think>", "</think>")
@@ -133,7 +127,8 @@ OTHER_KEYS = ("id", "type", "index")
 MAX_HEADER = 300
 # Outside of its strings, JSON has no other characters.
 JSON = re.compile(r"[\w\s{}\[\]:,+.-]", re.ASCII)
-# A part of the reader. It receives characters, and "" at the end of the answer.
+STRING_END = re.compile(r'["\\]')
+# A part of the reader. It receives pieces of the answer, and "" at the end.
 Steps = Generator[None, str, None]
 TextSteps = Generator[None, str, str]
 Emit = Callable[[str], None]
@@ -144,7 +139,7 @@ class Malformed(Exception):
 
 
 class AnswerParser:
-    """Reads one answer, in pieces that may be cut anywhere: it goes from character to character."""
+    """Reads one answer, in pieces that may be cut anywhere."""
 
     def __init__(
         self, family: str, reasoning: str, tools: Sequence[dict[str, Any]] = (), parallel: bool = True
@@ -158,9 +153,9 @@ class AnswerParser:
         self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self._parallel = parallel
         self._deltas: list[Delta] = []
-        self._unread: list[str] = []
+        self._text, self._at = "", 0  # the last piece, and the place of its next character
         self._ended = False
-        self._raw: list[str] = []  # the characters since the beginning of a call: content, if it is none
+        self._raw: list[str] = []  # the text since the beginning of a call: content, if it is none
         self._space = ""  # becomes content only if content follows
         self._calls = 0
         # Spaces are left out after a reasoning or a call, and the markers that end calls only after a call.
@@ -174,8 +169,10 @@ class AnswerParser:
         if self._steps is None:
             return [Delta(content=text)] if text else []
         with contextlib.suppress(StopIteration):
-            for char in (*text, "") if is_last else text:
-                self._steps.send(char)
+            if text:
+                self._steps.send(text)
+            if is_last:
+                self._steps.send("")
         deltas, self._deltas = self._deltas, []
         return [delta for delta in deltas if self._parallel or not delta.call or not delta.call.index]
 
@@ -217,18 +214,26 @@ class AnswerParser:
 
     def _next(self) -> TextSteps:
         """Read a character, or "" at the end."""
-        if self._unread:
-            char = self._unread.pop()
-        else:
-            char = "" if self._ended else (yield)
-            self._ended = not char
+        if self._at == len(self._text) and not self._ended:
+            self._text, self._at = (yield), 0
+            self._ended = not self._text
+        char = self._text[self._at : self._at + 1]
+        self._at += len(char)
         self._raw.append(char)
         return char
 
     def _back(self, text: str) -> None:
         """Let the next reader read the last characters again."""
-        self._unread += reversed(text)
+        self._text, self._at = text + self._text[self._at :], 0
         del self._raw[len(self._raw) - len(text) :]
+
+    def _run(self, stop: re.Pattern[str]) -> str:
+        """Read the rest of the piece up to a match."""
+        match = stop.search(self._text, self._at)
+        run = self._text[self._at : match.start() if match else None]
+        self._at += len(run)
+        self._raw.append(run)
+        return run
 
     def _after(self, skipped: str = "") -> TextSteps:
         """Read the first character that is neither a space nor one of these."""
@@ -236,10 +241,15 @@ class AnswerParser:
             pass
         return char
 
-    def _until(self, markers: Sequence[str], emit: Emit) -> TextSteps:
+    def _until(self, markers: tuple[str, ...], emit: Emit) -> TextSteps:
         """Read up to one of the markers and return it, or "" at the end. Emit the text before it."""
         held = ""
-        while char := (yield from self._next()):
+        first = first_characters(markers)
+        while True:
+            if not held and (run := self._run(first)):
+                emit(run)
+            if not (char := (yield from self._next())):
+                break
             held += char
             while held and not any(marker.startswith(held) for marker in markers):
                 emit(held[0])
@@ -444,8 +454,15 @@ class AnswerParser:
             emit(char)
             if not depth and not is_string and char in '"]}':
                 return
+            if is_string and not is_escaped and (run := self._run(STRING_END)):
+                emit(run)
             char = yield from self._next()
         self._back(char)
+
+
+@functools.cache
+def first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join({re.escape(marker[0]) for marker in markers}) or "$^")
 
 
 def unquoted(text: str, quote: str) -> str:

@@ -95,8 +95,6 @@ XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\
         ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK}\n{DEEPSEEK}<｜tool▁calls▁end｜>", "", [CALL, CALL]),
         ("deepseek_v31", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}"
          "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", [CALL]),
-        ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
-         f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>", "", [CALL]),
         ("gemma4", 'Yes.<|tool_call>call:weather{city:<|"|>Köln<|"|>,days:2}<tool_call|>'
          "<|tool_call>call:now{}<tool_call|>", "Yes.", [CALL, NOW]),
         ("gemma4", '<|tool_call>call:weather{x:[{a:<|"|>b:c<|"|>},null]}<tool_call|>', "",

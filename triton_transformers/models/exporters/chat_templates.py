@@ -15,7 +15,6 @@ FAMILIES = {
     "<function=": "qwen3_coder",
     "<arg_key>": "glm",
     "<|tool_call>": "gemma4",
-    "<|tool_call_begin|>": "kimi",
     "```json": "deepseek",
     "<｜tool▁call▁begin｜>": "deepseek_v31",
     "[ARGS]": "mistral_args",
