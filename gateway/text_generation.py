@@ -92,6 +92,8 @@ class TokenLogprob(msgspec.Struct, omit_defaults=True):
     top: list[TokenLogprob] = []
 
 
+# A generated text, or a piece of it, and its reason, with the other fields of a Chunk.
+Piece = tuple[str, str | None, int | None, int | None, int | None, list[TokenLogprob] | None, str | None]
 LOGPROBS_DECODER = msgspec.json.Decoder(list[TokenLogprob])
 
 
@@ -131,24 +133,21 @@ class TokenCounts:
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._prompts: dict[int, Chunk] = {}  # the first chunk for each
+        self._prompts: set[int] = set()
+        self.prompt_tokens: int | None = 0
         self.new_tokens: int | None = 0
+        self.cached_tokens: int | None = 0
 
     def add(self, chunk: Chunk) -> None:
-        self._prompts.setdefault(chunk.choice // self._n, chunk)
-        self.new_tokens = _sum([self.new_tokens, chunk.new_tokens])
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        return _sum([chunk.prompt_tokens for chunk in self._prompts.values()])
-
-    @property
-    def cached_tokens(self) -> int | None:
-        return _sum([chunk.cached_tokens for chunk in self._prompts.values()])
+        self.new_tokens = _sum(self.new_tokens, chunk.new_tokens)
+        if (prompt := chunk.choice // self._n) not in self._prompts:
+            self._prompts.add(prompt)
+            self.prompt_tokens = _sum(self.prompt_tokens, chunk.prompt_tokens)
+            self.cached_tokens = _sum(self.cached_tokens, chunk.cached_tokens)
 
 
-def _sum(counts: Sequence[int | None]) -> int | None:
-    return None if None in counts else sum(count or 0 for count in counts)
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 class Form(Protocol):
@@ -208,8 +207,9 @@ async def generate(gateway: Gateway, request: GenerationRequest) -> AsyncGenerat
     size = 1 if request.streams else len(request.rows)
     parts = [(first, number) for first in range(0, len(request.rows), size) for number in range(n)]
     answers = [
-        _pieces(gateway, request, [_rows_tensor(request, first, size), *tensors, *_seed_tensor(request, number)])
+        _pieces(gateway, request, [Tensor.from_texts(request.source, rows), *tensors, *_seed_tensor(request, number)])
         for first, number in parts
+        for rows in [request.rows[first : first + size]]
     ]
     choices: dict[int, Choice] = {}
     async with aclosing(side_by_side(answers)) as arrivals:
@@ -222,18 +222,6 @@ async def generate(gateway: Gateway, request: GenerationRequest) -> AsyncGenerat
                 yield choice.chunk(piece)
 
 
-class Piece(NamedTuple):
-    """A generated text, or a piece of it. A field is None if the model does not report it."""
-
-    text: str
-    finish_reason: str | None  # None also until the text ends
-    prompt_tokens: int | None
-    new_tokens: int | None
-    cached_tokens: int | None
-    logprobs: list[TokenLogprob] | None
-    stop_reason: str | None
-
-
 class Choice:
     """Makes the chunks of one choice."""
 
@@ -244,19 +232,15 @@ class Choice:
         self.calls = False
 
     def chunk(self, piece: Piece) -> Chunk:
-        reason = piece.finish_reason
+        text, reason, *_ = piece
         if self.parser is None:
-            deltas = [Delta(piece.text)] if piece.text else []
+            deltas = [Delta(text)] if text else []
         else:
-            deltas = self.parser.feed(piece.text, is_last=bool(reason) or not self.streams)
+            deltas = self.parser.feed(text, is_last=bool(reason) or not self.streams)
             self.calls = self.calls or any(delta.call for delta in deltas)
             if self.calls and reason == "stop":
                 reason = "tool_calls"
         return Chunk(self.index, deltas, reason, *piece[2:])
-
-
-def _rows_tensor(request: GenerationRequest, first: int, size: int) -> Tensor:
-    return Tensor.from_texts(request.source, request.rows[first : first + size])
 
 
 def _seed_tensor(request: GenerationRequest, number: int) -> list[Tensor]:
@@ -329,8 +313,8 @@ async def _pieces(
             async for outputs in responses:
                 if TEXT in outputs:  # the last response of a stream may be empty
                     pieces = read(outputs)
-                    prompt_tokens = sum([piece.prompt_tokens or 0 for piece in pieces])
-                    new_tokens += sum([piece.new_tokens or 0 for piece in pieces])
+                    prompt_tokens = sum([prompt or 0 for _, _, prompt, *_ in pieces])
+                    new_tokens += sum([new or 0 for _, _, _, new, *_ in pieces])
                     yield pieces
     except ApiError as error:
         raise renamed(placed(error, request.images), request.fields) from None
@@ -346,7 +330,7 @@ def read(outputs: Outputs) -> list[Piece]:
     )
     counts = (outputs[name].array().ravel().tolist() if name in outputs else unknown for name in COUNTS)
     logprobs = [*map(LOGPROBS_DECODER.decode, outputs[LOGPROBS].texts())] if LOGPROBS in outputs else unknown
-    return list(map(Piece, texts, reasons, *counts, logprobs, stops))
+    return list(zip(texts, reasons, *counts, logprobs, stops, strict=True))
 
 
 def renamed(error: ApiError, fields: Mapping[str, str]) -> ApiError:
