@@ -172,6 +172,28 @@ def test_chat_is_answered_as_transformers_does(served, sources, plain, model):
     assert [answer["finish_reason"] for answer in answers] == [*[""] * (len(answers) - 1), "length"]
 
 
+@pytest.mark.parametrize(("model", "cached"), [("falcon7b", set()), ("falcon7b_stream", set()), ("fussy", {0})])
+def test_logprobs_and_counts_of_the_cache_are_answered(served, sources, plain, model, cached):
+    """OpenVINO GenAI does not count cached tokens, so its answers lack that output."""
+    source = model.removesuffix("_stream")
+    sampling = {"logprobs": 0, "max_tokens": 12, "ignore_eos": True, "top_k": -1}
+    fields = {"prompt": "I am going", "return_logprobs": True, "return_num_cached_tokens": True}
+    fields |= {"sampling_parameters": json.dumps(sampling)}
+    answers = served.triton.stream(model, fields) if model != source else [generate(served, model, **fields)]
+    assert "".join(answer["text"] for answer in answers) == plain(source, "I am going", 12)
+    logprobs = [own for answer in answers for own in json.loads(answer["logprobs"])]
+    _, tokenizer = checkpoint(sources[source], "cpu")
+    new = tokenizer.decode([own["id"] for own in logprobs], clean_up_tokenization_spaces=False)
+    assert f"I am going{new}" == plain(source, "I am going", 12)
+    assert all(-20 < own["logprob"] < 0 for own in logprobs)
+    assert {answer["num_cached_tokens"] for answer in answers if "num_cached_tokens" in answer} == cached
+
+
+def test_option_that_the_engine_lacks_is_refused(served):
+    with pytest.raises(TritonError, match=r"option 'logit_bias': OpenVINO GenAI does not have it; vLLM and transform"):
+        generate(served, "falcon7b", prompt="I am going", sampling_parameters=json.dumps({"logit_bias": {"5": 1}}))
+
+
 @pytest.mark.parametrize(
     ("model", "stream"), [("falcon7b", False), ("falcon7b_stream", True), ("falcon7b_stream", False)]
 )
