@@ -142,8 +142,8 @@ def named(token: int, logprobs: Logprobs, decode: Callable[[list[int], bool], st
     """Return the logprobs of a token as responses have them."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        # JSON has no infinity; this is the minimum in OpenAI's API.
-        return {"id": token, "token": decode([token], False), "logprob": max(logprob, MIN_LOGPROB)}
+        # JSON has no infinity and no NaN; this is the minimum in OpenAI's API.
+        return {"id": token, "token": decode([token], False), "logprob": max(MIN_LOGPROB, logprob)}
 
     return entry(token, logprobs.logprob) | {"top": [entry(*pair) for pair in logprobs.top]}
 

@@ -212,7 +212,8 @@ def adjust(scores: torch.Tensor, row: Row[Any], end_tokens: Collection[int]) -> 
 
     own, new = row.options, row.tokens[len(row.prompt_tokens) :]
     if len(new) < own.min_tokens:
-        scores[at({*end_tokens, *own.stop_token_ids})] = -torch.inf
+        ends = {*end_tokens, *own.stop_token_ids}
+        scores[at(token for token in ends if token < len(scores))] = -torch.inf
     if own.logit_bias:
         scores[at(own.logit_bias)] += torch.tensor([*own.logit_bias.values()], device=scores.device)
     if own.repetition_penalty != 1:

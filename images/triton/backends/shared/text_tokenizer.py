@@ -30,7 +30,8 @@ class TextTokenizer:
         limits = limits or json.loads((folder / LIMITS).read_text())
         self.vocabulary: int = limits.get("vocabulary") or self.tokenizer.get_vocab_size()
         self.context: int | None = limits["context"]
-        self.end_tokens = frozenset(limits["end_tokens"])
+        # An engine may forbid them, and would write past the scores of a model that lacks one.
+        self.end_tokens = frozenset(token for token in limits["end_tokens"] if token < self.vocabulary)
         self.start: list[int] = limits.get("start", [])  # the tokens of an empty prompt
         source, tool_source = (
             file.read_text() if (file := folder / name).is_file() else "" for name in (CHAT_TEMPLATE, TOOL_TEMPLATE)
