@@ -100,9 +100,14 @@ class Block:
     kind: Kind
     index: int
     call: CallDelta | None = None  # its first piece
-    text: str = ""  # of a call: its arguments
+    pieces: list[str] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def text(self) -> str:
+        """Return the whole text; of a call, its arguments."""
+        return "".join(self.pieces)
 
 
 class Step(NamedTuple):
@@ -178,7 +183,7 @@ class BlockForm(ABC):
                 yield from self._next_block(kind, call)
             block, text = self.blocks[-1], call.arguments if call else delta.reasoning or delta.content
             own, logprobs = (logprobs, []) if kind == "text" else ([], logprobs)
-            block.text += text
+            block.pieces.append(text)
             block.logprobs += own
             if text:
                 yield Step("delta", block, text, own)

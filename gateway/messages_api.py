@@ -203,8 +203,7 @@ def chat_fields(body: CountBody) -> dict[str, Any]:
     fields["chat_template_kwargs"] = {"enable_thinking": True} if thinking == "enabled" else None
     if form := body.output_config.format:
         fields["response_format"] = {"type": form.type, "json_schema": {"name": "answer", "schema": form.schema}}
-    if body.tools:
-        fields["tools"] = [chat_tool(tool) for tool in body.tools]
+    fields["tools"] = [chat_tool(tool) for tool in body.tools]
     if choice := body.tool_choice:
         named = {"type": "function", "function": {"name": choice.name}}
         fields["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)

@@ -145,11 +145,9 @@ def chat_fields(body: ResponsesBody) -> dict[str, Any]:
         fields["response_format"] = nested(body.text.format, "json_schema")
     if LOGPROBS in body.include or body.top_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    if body.tools:
-        choice = nested(body.tool_choice, "function") if isinstance(body.tool_choice, dict) else body.tool_choice
-        fields |= {"tool_choice": choice, "parallel_tool_calls": body.parallel_tool_calls}
-        fields["tools"] = [nested(tool, "function") for tool in body.tools]
-    return fields
+    choice = nested(body.tool_choice, "function") if isinstance(body.tool_choice, dict) else body.tool_choice
+    fields |= {"tool_choice": choice, "parallel_tool_calls": body.parallel_tool_calls}
+    return fields | {"tools": [nested(tool, "function") for tool in body.tools]}
 
 
 def nested(value: dict[str, Any], name: str) -> dict[str, Any]:
@@ -205,9 +203,9 @@ class ResponseForm(BlockForm):
         }
 
     def item(self, block: Block, is_new: bool = False) -> dict[str, Any]:
-        kind, _, prefix = KINDS[block.kind]
+        kind = KINDS[block.kind][0]
         status = "in_progress" if is_new else self.status if block is self.blocks[-1] else "completed"
-        item = {"id": f"{prefix}_{block.id}", "type": kind, "status": status}
+        item = {"id": item_id(block), "type": kind, "status": status}
         if block.call:
             return item | {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
         more: dict[str, Any] = (
@@ -222,7 +220,7 @@ class ResponseForm(BlockForm):
     def step(self, step: Step) -> Iterator[bytes]:
         block = step.block
         text, index = KINDS[block.kind][1], {"output_index": block.index}
-        place = index | {"item_id": self.item(block)["id"]} | ({} if block.call else {"content_index": 0})
+        place = index | {"item_id": item_id(block)} | ({} if block.call else {"content_index": 0})
         if step.name == "start":
             yield self.event("output_item.added", item=self.item(block, is_new=True), **index)
             if not block.call:
@@ -247,6 +245,10 @@ class ResponseForm(BlockForm):
         self.number += 1
         kind = f"response.{name}"
         return named_event(kind, {"type": kind, "sequence_number": self.number, **fields})
+
+
+def item_id(block: Block) -> str:
+    return f"{KINDS[block.kind][2]}_{block.id}"
 
 
 def part(block: Block) -> dict[str, Any]:

@@ -97,6 +97,9 @@ BODIES: list[tuple[str, Any]] = [
     ("/v1/completions", {"model": "chat", **COMPLETION, "prompt": [[5, 6], [7]]}),
     ("/v1/completions", {"model": "chat", **COMPLETION, "stream": True, "stream_options": {"include_usage": True}}),
     ("/v1/chat/completions", {"model": "chat", "messages": CHAT, "max_completion_tokens": 3, "top_p": 0.5}),
+    ("/v1/responses", {"model": "chat", "input": CHAT, "max_output_tokens": 3, "text": {"format": {"type": "text"}}}),
+    ("/v1/messages", {"model": "chat", "messages": CHAT[1:], "max_tokens": 3, "stream": True, "stop_sequences": ["."]}),
+    ("/v1/messages/count_tokens", {"model": "chat", "messages": CHAT, "system": "a"}),
     ("/try/mood", {"inputs": {"input_text": "a", "text_pair": "b"}}),
     *((path, None) for path in ("/v1/models", "/models/mood/info", "/", "/health", "/page.js", "/reports/latest")),
 ]

@@ -361,6 +361,67 @@ def test_nodes_openai_embeds_and_chats(served, prompt_of, url):
     assert (answer["name"], answer["param"]) == ("BadRequestError", "n")
 
 
+# --- responses and messages -------------------------------------------------------------------------------------------
+
+SYSTEM, USER = (message["content"] for message in QUESTION)
+
+
+@pytest.fixture(scope="module")
+def anthropic(client_packages):
+    return importlib.import_module("anthropic")
+
+
+@pytest.fixture(scope="module")
+def claude(anthropic, url) -> Iterator:
+    with anthropic.Anthropic(base_url=root_of(url), api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_response_equals_tritons_answer(served, prompt_of, client):
+    options = {"model": "mychat", "instructions": SYSTEM, "input": USER, "max_output_tokens": 20, "temperature": 0}
+    response = client.responses.create(**options)
+    assert response.output_text == continued(served, prompt_of(QUESTION), 20)
+    assert response.status == ("incomplete" if response.usage.output_tokens == 20 else "completed")
+    with client.responses.stream(**options, include=["message.output_text.logprobs"]) as stream:
+        pieces = [event for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(piece.delta for piece in pieces) == response.output_text
+    assert sum(len(piece.logprobs) for piece in pieces) == response.usage.output_tokens
+    *_, last = client.responses.create(**options, stream=True)
+    assert last.type == f"response.{response.status}"
+    assert last.response.usage.output_tokens == response.usage.output_tokens
+    assert last.response.output_text == response.output_text
+
+
+def test_message_equals_tritons_answer(served, prompt_of, claude):
+    options = {"model": "mychat", "system": SYSTEM, "messages": QUESTION[1:], "max_tokens": 20}
+    options["extra_body"] = {"temperature": 0}  # the client has no parameter for it any more
+    message = claude.messages.create(**options)
+    (block,) = message.content
+    assert block.text == continued(served, prompt_of(QUESTION), 20)
+    with claude.messages.stream(**options) as stream:
+        assert "".join(stream.text_stream) == block.text
+        streamed = stream.get_final_message()
+    assert (streamed.stop_reason, streamed.usage.output_tokens) == (message.stop_reason, message.usage.output_tokens)
+    counted = claude.messages.count_tokens(model="mychat", system=SYSTEM, messages=QUESTION[1:])
+    assert counted.input_tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
+    stop = block.text[4:7]
+    stopped = claude.messages.create(**options, stop_sequences=["never generated", stop])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+    assert stopped.content[0].text == block.text[: block.text.index(stop)]
+
+
+def test_errors_have_anthropics_classes(anthropic, claude):
+    options = {"model": "mychat", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+    with pytest.raises(anthropic.AuthenticationError):
+        claude.with_options(api_key=KEY[:-1]).messages.create(**options)
+    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+        claude.messages.create(**options | {"model": "nobody"})
+    for stream in (False, True):
+        with pytest.raises(anthropic.BadRequestError, match="leaves no room"):
+            too_long = [{"role": "user", "content": "battery " * CONTEXT}]
+            claude.messages.create(**options | {"messages": too_long}, stream=stream)
+
+
 # --- what OpenAI's API does not have ----------------------------------------------------------------------------------
 
 

@@ -590,6 +590,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     (RESPONSES, {"tools": RESPONSES_TOOLS, "model": "agent", "tool_choice": "any"}, "tool_choice"),
     (RESPONSES, {"tools": RESPONSES_TOOLS}, "tools"),
+    (RESPONSES, {"tool_choice": "required"}, "tool_choice"),
+    (MESSAGES, {"tool_choice": {"type": "any"}}, "tool_choice"),
     (RESPONSES, {"input": []}, "input"),
     (RESPONSES, {"input": 5}, "input"),
     (RESPONSES, {"input": [{"role": "tool", "content": "a"}]}, "input[0].role"),
