@@ -491,6 +491,8 @@ def test_event_leaves_before_the_next_piece_exists() -> None:
         ("counter", {"prompt": "a"}, 1),
         ("counter_stream", {"prompt": "a", "stream": True}, 1),
         ("counter_stream", {"prompt": ["a", "b"], "stream": True}, 2),
+        ("counter_stream", {"prompt": ["a", "b"], "n": 3, "stream": True}, 6),
+        ("counter", {"prompt": ["a", "b"], "n": 3}, 3),
     ],
 )
 def test_client_that_leaves_cancels_its_requests(gateway, triton, model, fields, requests) -> None:
@@ -542,6 +544,9 @@ def test_error_ends_a_stream_with_an_event(gateway: RunningGateway) -> None:
     assert error["error"].keys() == {"message", "type", "param", "code"}
     assert error["error"]["type"] == "server_error"
     assert "secret" not in error["error"]["message"]
+    *events, error = stream(gateway, COMPLETIONS, prompt="count", model="broken_stream", n=4)
+    assert [event.keys() >= {"choices"} for event in events] == [True] * len(events)
+    assert error["error"]["type"] == "server_error"
 
 
 def test_silence_ends_a_stream_with_an_error() -> None:
