@@ -23,8 +23,8 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 # Fields that change nothing in the answer.
 IGNORED_FIELDS = (
-    "cache_control max_tool_calls metadata prompt_cache_key prompt_cache_options prompt_cache_retention "
-    "safety_identifier user user_profile_id"
+    "cache_control client_metadata max_tool_calls metadata prompt_cache_key prompt_cache_options "
+    "prompt_cache_retention safety_identifier user user_profile_id"
 )
 IGNORED = frozenset(IGNORED_FIELDS.split())
 # Claude Code sends this with Anthropic's API.

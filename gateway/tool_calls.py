@@ -32,7 +32,7 @@ class Delta(NamedTuple):
 
 # --- the families -----------------------------------------------------------------------------------------------------
 
-NAME = r"(?P<name>[\w.-]{1,64})"
+NAME = r"(?P<name>[\w.-]{1,128})"
 
 
 class Family(NamedTuple):

@@ -17,7 +17,7 @@ from gateway.tool_calls import FAMILIES, HARMONY, REASONING, AnswerParser, gramm
 
 # The names that templates give to the switch of a model's reasoning.
 THINKING = ("enable_thinking", "thinking")
-Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]  # as Anthropic's; OpenAI's have 64
 
 
 class Function(msgspec.Struct, omit_defaults=True):
@@ -90,8 +90,8 @@ class ToolUse:
             self.tools = msgspec.to_builtins(tools or [])
         if self.tools and not self.family and self.choice == "auto":
             message = (
-                f"The model '{system.name}' has no form of tool calls that is known here, so that it cannot choose to "
-                "call one. Send 'tool_choice': 'required', or set TOOL_PARSER on the server."
+                "This model has no form of tool calls that is known here, so that it cannot choose to call one. "
+                "Send 'tool_choice': 'required', or set TOOL_PARSER on the server."
             )
             raise ApiError(400, message, "tools", "unsupported_parameter")
 
