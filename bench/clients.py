@@ -67,6 +67,11 @@ FORMS = {
         lambda body: json.loads(body)["embedding"],
     ),
     "openai": openai_form("/embeddings", "model"),
+    "completions": RequestForm(
+        "/v1/completions",
+        lambda text: json.dumps({"model": "story", "prompt": text, "max_tokens": 1}).encode(),
+        lambda body: json.loads(body)["usage"]["completion_tokens"],
+    ),
     "gateway": openai_form("/v1/embeddings", "embedding"),
     "triton": RequestForm(
         "/v2/models/embedding/infer",

@@ -211,5 +211,6 @@ def save_checkpoint(folder: Path) -> None:
         bos_token_id=None,
         eos_token_id=None,  # no text ends before it is NEW_TOKENS longer
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    # Weights that 16 bits hold exactly, so that every server computes with the same.
+    transformers.LlamaForCausalLM(config).bfloat16().float().save_pretrained(folder)
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)

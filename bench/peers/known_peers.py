@@ -55,7 +55,7 @@ class Peer:
         """Return the virtual environment, after an install if its requirements have changed.
 
         Packages of .venv serve here too, unless the requirements replace them: all servers compute with one version of
-        the engine, and PyTorch is installed once.
+        the engine, and PyTorch is installed once. The requirements name every other package.
         """
         venv = Settings.load().local_state / "peers" / self.packages
         requirements = (REQUIREMENTS / f"{self.packages}.txt").read_text()
@@ -67,7 +67,9 @@ class Peer:
         (packages / "shared.pth").write_text(sysconfig.get_path("purelib"))
         pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         done = subprocess.run(
-            [*pip, "--requirement", str(REQUIREMENTS / f"{self.packages}.txt")], capture_output=True, text=True
+            [*pip, "--no-deps", "--requirement", str(REQUIREMENTS / f"{self.packages}.txt")],
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             raise UserError(f"could not be installed: {done.stderr.strip().rpartition(chr(10))[2][:200]}")

@@ -13,7 +13,8 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.support.checkpoints import language, llama_cpp
+from bench import gguf_files
+from tests.support.checkpoints import language
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.catalogue import Job, Outcome
@@ -166,7 +167,7 @@ def generated(folder: Path, tokenizer_folder: Path, **options: object) -> list[s
 
 
 def written(tmp_path: Path, kind: Type = Type.F16, save: Callable = language.save_llama, **more) -> Path:
-    return llama_cpp.write_gguf(save(tmp_path / "original"), tmp_path / "stored/model.gguf", kind, **more)
+    return gguf_files.write_gguf(save(tmp_path / "original"), tmp_path / "stored/model.gguf", kind, **more)
 
 
 @pytest.mark.parametrize("kind", [Type.F16, Type.Q8_0], ids=["F16", "Q8_0"])

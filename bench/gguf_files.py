@@ -1,10 +1,11 @@
-"""Write a tiny checkpoint as a GGUF file, as llama.cpp's converter does."""
+"""Write a checkpoint as a GGUF file, as llama.cpp's converter does."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -41,7 +42,8 @@ def write_gguf(
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     for key, value in (keys or {}).items():
-        (writer.add_string if isinstance(value, str) else writer.add_float32)(f"{architecture}.{key}", value)
+        add: Callable[[str, Any], None] = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f"{architecture}.{key}", value)
     add_tokenizer(writer, checkpoint, split)
     for name, data in (converted(model) | dict(tensors or {})).items():
         stored = kind if data.ndim > 1 else Type.F32  # norms and biases
@@ -65,10 +67,13 @@ def add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, split: str) -> None
     writer.add_token_types(
         [gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(tokens))]
     )
-    writer.add_token_merges([" ".join(merge) for merge in content["model"]["merges"]])
-    writer.add_bos_token_id(tokens.index("<s>"))
-    writer.add_eos_token_id(tokens.index("</s>"))
-    writer.add_add_bos_token(True)
+    # llama.cpp needs a merge also for a vocabulary of words, whose ids it can then turn to text.
+    merges = content["model"].get("merges") or [tokens[:2]]
+    writer.add_token_merges([" ".join(merge) for merge in merges])
+    if "<s>" in tokens:
+        writer.add_bos_token_id(tokens.index("<s>"))
+        writer.add_eos_token_id(tokens.index("</s>"))
+        writer.add_add_bos_token(True)
 
 
 def converted(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
@@ -79,7 +84,7 @@ def converted(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
     tensors = {}
     for name, tensor in model.state_dict().items():
         data = interleaved(name, tensor, config) if config.model_type == "llama" else tensor
-        tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = data.numpy()
+        tensors[names.get_name(name, try_suffixes=(".weight", ".bias")) or name] = data.numpy()
     if config.rope_parameters["rope_type"] == "llama3":
         angles = config.rope_parameters["rope_theta"] ** -np.arange(0, 1, 2 / config.head_dim)
         tensors["rope_freqs.weight"] = (angles / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
