@@ -6,13 +6,27 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from bench import architectures, comparisons, engine_rates, gateway_overhead, generation_rates, tracing_cost
+from bench import (
+    architectures,
+    comparisons,
+    engine_rates,
+    gateway_overhead,
+    generation_peers,
+    generation_rates,
+    tracing_cost,
+)
 from bench.peers import rotation
 from triton_transformers.cli import run
 
+
+def generation() -> None:
+    generation_rates.run()
+    generation_peers.run()
+
+
 BENCHMARKS: dict[str, Callable[[], None]] = {
     **{name: partial(comparisons.run, subject) for name, subject in comparisons.SUBJECTS.items()},
-    "generation": generation_rates.run,
+    "generation": generation,
     "architectures": architectures.run,
     "peers": rotation.run,
     "engines": engine_rates.run,

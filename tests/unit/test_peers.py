@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from bench import generation_peers
 from bench.clients import FORMS, Clients, Window, measure
 from bench.peers import known_peers, rotation, running
 from bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Peer, Site
@@ -224,7 +225,8 @@ def test_triton_form_reads_the_tensor_after_the_header():
 
 
 def test_packages_of_every_peer_are_pinned():
-    needed = {peer.packages for peer in PEERS if not isinstance(peer, OwnStack)}
+    peers = [*PEERS, *generation_peers.PEERS.values()]
+    needed = {peer.packages for peer in peers if not isinstance(peer, OwnStack)}
     assert {path.stem for path in REQUIREMENTS.iterdir()} == needed
     for path in REQUIREMENTS.iterdir():
         assert all("==" in line for line in path.read_text().splitlines()), path
