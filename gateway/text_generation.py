@@ -63,6 +63,9 @@ OPTION = re.compile(r"(?:unknown )?(?:input|option|parameter|sampling parameter)
 # The backends' words for a prompt that leaves no room for the new tokens.
 TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
 MAX_SEED = 2**63 - 1
+# Texts of one request that run at once, more than engines batch by default. All 2,048 would fill the engine's queue, so
+# that it refuses other clients, and gRPC fails with as many streams.
+AT_ONCE = 64
 Item = TypeVar("Item")
 
 
@@ -345,7 +348,10 @@ def renamed(error: ApiError, fields: Mapping[str, str]) -> ApiError:
 
 
 async def side_by_side(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
-    """Yield what each stream yields, with the stream's number, in the order of arrival. Close them at the end."""
+    """Yield what each stream yields, with the stream's number, in the order of arrival. Close them at the end.
+
+    Only so many run at once: the next one begins when one has ended.
+    """
     if len(streams) == 1:  # needs no task
         async with aclosing(streams[0]) as stream:
             async for item in stream:
@@ -353,17 +359,20 @@ async def side_by_side(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGe
         return
     arrivals: asyncio.Queue[tuple[int, Item] | Exception | None] = asyncio.Queue(1)
 
-    async def read_all(number: int, stream: AsyncGenerator[Item, None]) -> None:
+    waiting = enumerate(streams)
+
+    async def read_next() -> None:
         end = None
         try:
-            async with aclosing(stream):
-                async for item in stream:
-                    await arrivals.put((number, item))
+            for number, stream in waiting:
+                async with aclosing(stream):
+                    async for item in stream:
+                        await arrivals.put((number, item))
         except Exception as error:
             end = error
         await arrivals.put(end)
 
-    tasks = [asyncio.create_task(read_all(number, stream)) for number, stream in enumerate(streams)]
+    tasks = [asyncio.create_task(read_next()) for _ in streams[:AT_ONCE]]
     try:
         running = len(tasks)
         while running:
