@@ -54,9 +54,13 @@ class Loaded:
         self.model = AutoModelForImageTextToText.from_pretrained(folder).eval()
         self.decoder = Decoder(AutoModelForImageTextToText.from_pretrained(folder).eval(), self.images.tokenizer)
 
-    def row(self, chat: list[dict[str, Any]]) -> Row[Any]:
+    def sent(self, chat: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[bytes]]:
+        """Return a chat as a model gets it: its messages and its images."""
         files = [part["file"] for message in chat for part in message["content"] if "file" in part]
-        messages = [message | {"content": without_files(message["content"])} for message in chat]
+        return [message | {"content": without_files(message["content"])} for message in chat], files
+
+    def row(self, chat: list[dict[str, Any]]) -> Row[Any]:
+        messages, files = self.sent(chat)
         prompt = self.images.template.prompt(self.images.parts(messages, len(files)))
         tokens, inputs = self.images.encode(prompt, files)
         row: Row[Any] = Row(prompt, tokens, Options(NEW_TOKENS, 0.0, 1.0, 1, ()))

@@ -18,10 +18,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from shared.continuation import Options
+from shared.continuation import Options, Row
 from shared.types import ConfigError
 from tests.support.checkpoints import language
+from tests.support.checkpoints.vision_language import CONTEXT, save_vision_language
 from tests.support.python_backend import instance_args, parameters
+from tests.unit.test_chat_images import CHATS, Loaded
 from triton_transformers.models import backends
 from triton_transformers.models.catalogue import Job
 from triton_transformers.models.exporters.generation import CACHE_BYTES, assemble
@@ -127,6 +129,28 @@ def test_text_is_the_same_alone_and_among_texts_that_join_later(module, assemble
     assert together == alone
     engine.add(7, first, options(temperature=0.9, top_p=0.95, seed=8))
     assert finish(engine, {7: first})[7] != alone
+
+
+def test_chat_with_images_is_answered_as_by_transformers(module, tmp_path):
+    weights = save_vision_language(tmp_path / "weights/1", "llava")
+    assemble(Job("eyes", "image-text-to-text", "vllm", weights, False, tmp_path / "assembled"))
+    library = Loaded(weights)
+    backend = module.VllmGeneration()
+    backend.max_batch = 8
+    config = {"input": [{"name": "images"}]}
+    tokenizer = backend.use(backend.load_model(config, instance(tmp_path / "assembled/eyes/1", config)), backend.engine)
+    rows = {}
+    for key, chat in enumerate(CHATS.values()):
+        messages, files = library.sent(chat)
+        prompt = library.images.template.prompt(backend.chat_images.parts(messages, len(files)))
+        row = rows[key] = Row(prompt, [1], options())
+        read = SimpleNamespace(messages=messages, images=files)
+        row.prompt_tokens, row.images = backend.encoded(read, prompt)
+        backend.begin(key, row)
+    expected = {key: library.reference(chat) for key, chat in enumerate(CHATS.values())}
+    assert {key: row.prompt_tokens for key, row in rows.items()} == {key: own for key, (own, _) in expected.items()}
+    assert finish(backend.engine, rows) == {key: new for key, (_, new) in expected.items()}
+    assert tokenizer.context == CONTEXT
 
 
 def test_cancelled_text_frees_its_place_at_once(module, assembled):

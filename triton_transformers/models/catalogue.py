@@ -116,7 +116,7 @@ RECIPES = {
     **{task: Recipe("text", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
     TEXT_IMAGE: Recipe("vision"),
     "text-generation": Recipe("generation", TEXT_FORMATS, version="2"),
-    IMAGE_TEXT: Recipe("generation", ("python",)),
+    IMAGE_TEXT: Recipe("generation", ("vllm", "python")),
     "image-classification": Recipe("vision"),
     "image-feature-extraction": Recipe("vision"),
     "gpt2": Recipe("gpt2", ("onnx",)),

@@ -44,7 +44,8 @@ def assemble_readable(job: Job) -> Outcome:
         limits = read_limits(job, tokenizer)
         if job.format == "vllm":
             outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
-            write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code)
+            own = {"skip_tokenizer_init": False} if job.task == IMAGE_TEXT else {}  # which vLLM's processors require
+            write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code, **own)
         else:
             outcome = openvino_export.export(job, tokenizer, limits["context"], version).join(outcome)
             limits |= {"weights": outcome.facts["weights"], "context": outcome.facts.pop("context")}
@@ -166,7 +167,7 @@ SETTINGS = "model.json"
 CACHE_BYTES = 4 * 2**30
 
 
-def write_vllm_settings(folder: Path, dtype: str, trust_remote_code: bool = False) -> None:
+def write_vllm_settings(folder: Path, dtype: str, trust_remote_code: bool = False, **own: Any) -> None:
     """Write model.json into a folder with weights of this dtype; NVIDIA's vLLM backend reads the same arguments."""
     settings = {
         "model": ".",  # the backend reads it relative to model.json, so that the repository can move
@@ -177,5 +178,6 @@ def write_vllm_settings(folder: Path, dtype: str, trust_remote_code: bool = Fals
         "enable_prefix_caching": True,
         "enforce_eager": False,
         "trust_remote_code": trust_remote_code,
+        **own,
     }
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")

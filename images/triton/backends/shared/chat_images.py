@@ -73,15 +73,13 @@ class ChatImages:
 
     def encode(self, prompt: str, files: Sequence[bytes]) -> tuple[list[int], Inputs]:
         """Return the tokens of a chat's prompt, and the model's other inputs. Raise BadRequest for a wrong image."""
-        # Processors add special tokens unless the template wrote them: many templates of these models do not.
-        special = not prompt.startswith(self.tokenizer.bos_token or "\0")
         if not files:
-            tokens: list[int] = self.tokenizer(prompt, add_special_tokens=special).input_ids
-            return tokens, {}
+            return self.tokens(prompt), {}
         if prompt.count(self.processor.image_token) != len(files):
             raise self._imitated()
         images = self.decode(files)
         try:
+            special = self.adds_special_tokens(prompt)
             inputs = dict(
                 self.processor(text=[prompt], images=[images], add_special_tokens=special, return_tensors="pt")
             )
@@ -90,6 +88,15 @@ class ChatImages:
         tokens = inputs.pop("input_ids")[0].tolist()
         inputs.pop("attention_mask", None)
         return tokens, inputs
+
+    def tokens(self, prompt: str) -> list[int]:
+        """Return the tokens of a chat's prompt. Each image is one of them."""
+        tokens: list[int] = self.tokenizer(prompt, add_special_tokens=self.adds_special_tokens(prompt)).input_ids
+        return tokens
+
+    def adds_special_tokens(self, prompt: str) -> bool:
+        """Return whether the template left them to the processor, as many of these models' templates do."""
+        return not prompt.startswith(self.tokenizer.bos_token or "\0")
 
     def check_text(self, tokens: Sequence[int]) -> None:
         """Raise BadRequest if a request without images has the tokens of one: the model would have no pixels for it."""

@@ -131,11 +131,14 @@ class ContinuousGeneration(TextGeneration):
                 row.owner.end_if_cancelled()  # the engine would read its prompt, and the other texts wait
                 if not row.done:  # or another text of the same request failed
                     row.owner.begin()
-                    self.engine.add(key, row.prompt_tokens, row.options)
+                    self.begin(key, row)
                     self.rows[key] = row
             except Exception as error:
                 row.owner.fail(error)
         return True
+
+    def begin(self, key: int, row: Row[Job]) -> None:
+        self.engine.add(key, row.prompt_tokens, row.options)
 
     def fail_waiting(self, error: Exception) -> None:
         while not self.waiting.empty():

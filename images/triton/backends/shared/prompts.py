@@ -164,7 +164,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     ALTERNATIVES: (VLLM, TRANSFORMERS),
     "structured_outputs": (),
     "lora_name": (),
-    IMAGES: (TRANSFORMERS,),
+    IMAGES: (VLLM, TRANSFORMERS),
 }
 
 

@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.continuation import Logprobs, Options
+from shared.chat_template import IMAGES
+from shared.continuation import Logprobs, Options, Row
 from shared.continuous_generation import ContinuousGeneration, EngineFailed, EngineStats, NewTokens, TokenEngine
+from shared.generation import Job
 from shared.memory import HEADROOM, one_load_at_a_time
-from shared.parameters import DEVICES, choice_parameter, parameter
-from shared.prompts import VLLM
+from shared.parameters import DEVICES, choice_parameter, has_input, parameter
+from shared.prompts import VLLM, PromptRequest
 from shared.text_tokenizer import TextTokenizer
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
@@ -49,11 +51,29 @@ class VllmGeneration(ContinuousGeneration):
     counters = (*ContinuousGeneration.counters, "prefix_cached_tokens")
 
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> TextTokenizer:
+        if has_input(config, IMAGES):
+            from shared.chat_images import ChatImages
+
+            self.chat_images = ChatImages(config, args)
         tokenizer = super().load_model(config, args)
         self.engine: VllmEngine
         self.engine.end_tokens = tokenizer.end_tokens
         tokenizer.context = self.engine.context
         return tokenizer
+
+    def encoded(self, read: PromptRequest, prompt: str) -> tuple[list[int], Any]:
+        """Return the tokens, which check and count the prompt, and the prompt as vLLM takes it if it has images.
+
+        vLLM prepares the images itself, and keeps what it has prepared.
+        """
+        tokens, inputs = super().encoded(read, prompt)
+        if inputs and self.chat_images:
+            images = {"image": self.chat_images.decode(read.images)}
+            inputs = {"prompt_token_ids": self.chat_images.tokens(prompt), "multi_modal_data": images}
+        return tokens, inputs
+
+    def begin(self, key: int, row: Row[Job]) -> None:
+        self.engine.add(key, row.prompt_tokens, row.options, row.images or None)
 
     def load_engine(self, folder: Path, config: ModelConfig, args: InstanceArgs) -> TokenEngine:
         for name, value in ENVIRONMENT.items():
@@ -194,7 +214,7 @@ class VllmEngine(TokenEngine):
 
         return LLMEngine.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: self.watcher])
 
-    def add(self, key: int, tokens: list[int], options: Options) -> None:
+    def add(self, key: int, tokens: list[int], options: Options, prompt: dict[str, Any] | None = None) -> None:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
@@ -216,7 +236,7 @@ class VllmEngine(TokenEngine):
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        self.call(self.engine.add_request, str(key), TokensPrompt(prompt_token_ids=tokens), sampling)
+        self.call(self.engine.add_request, str(key), prompt or TokensPrompt(prompt_token_ids=tokens), sampling)
         self.keys[key] = options.logprobs or 0
 
     def cancel(self, key: int) -> None:

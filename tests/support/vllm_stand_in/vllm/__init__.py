@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 import transformers
@@ -28,6 +28,7 @@ CACHE_TOKENS = 4096
 
 class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
+    multi_modal_data: NotRequired[dict[str, Any]]
 
 
 @dataclasses.dataclass
@@ -62,6 +63,7 @@ class Request:
     id: str
     prompt: list[int]
     params: SamplingParams
+    images: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     read: int = 0  # tokens of the prompt
     cached_tokens: int = 0
     new: list[int] = dataclasses.field(default_factory=list)
@@ -80,8 +82,12 @@ class LLMEngine:
             )
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise AssertionError("the backend must run vLLM in its own process")
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype)).eval()
-        limit = self.model.config.max_position_embeddings
+        network = getattr(transformers, architectures[0])
+        self.model = network.from_pretrained(folder, dtype=getattr(torch, args.dtype)).eval()
+        limit = self.model.config.get_text_config().max_position_embeddings
+        # Its processor of images is a part of vLLM that requires a tokenizer.
+        sees = architectures[0].endswith("ForConditionalGeneration") and not args.skip_tokenizer_init
+        self.processor = transformers.AutoProcessor.from_pretrained(folder) if sees else None
         length = limit if args.max_model_len in (None, -1) else args.max_model_len
         self.model_config = SimpleNamespace(dtype=self.model.dtype, quantization=None, max_model_len=length)
         self.engine_core = SimpleNamespace(shutdown=self.shut_down)
@@ -106,14 +112,21 @@ class LLMEngine:
     def add_request(self, request_id: str, prompt: TokensPrompt, params: SamplingParams) -> str:
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a string, got {type(request_id)}")
-        tokens = prompt["prompt_token_ids"]
+        tokens, images = prompt["prompt_token_ids"], {}
+        if data := prompt.get("multi_modal_data"):
+            if self.processor is None:
+                raise ValueError("You cannot initialize the multi-modal processor when `skip_tokenizer_init=True`")
+            text = self.processor.tokenizer.decode(tokens)
+            images = self.processor([data["image"]], [text], add_special_tokens=False, return_tensors="pt")
+            tokens = images.pop("input_ids")[0].tolist()
+            del images["attention_mask"]
         if len(tokens) >= self.model_config.max_model_len:
             raise ValueError(
                 f"The decoder prompt (length {len(tokens)}) is longer than the maximum model length of "
                 f"{self.model_config.max_model_len}. Make sure that `max_model_len` is no smaller than the number of "
                 "text tokens."
             )
-        self.waiting.append(Request(request_id, list(tokens), params))
+        self.waiting.append(Request(request_id, list(tokens), params, dict(images)))
         return f"{request_id}-0a1b2c3d"
 
     def abort_request(self, request_ids: list[str], internal: bool = False) -> None:
@@ -151,7 +164,10 @@ class LLMEngine:
         unread = (request.prompt + request.new)[request.read :][:budget]
         if not unread:
             return budget
-        logits = self.model(torch.tensor([unread]), past_key_values=request.cache, use_cache=True).logits[0, -1]
+        images = {} if request.read else request.images
+        logits = self.model(torch.tensor([unread]), past_key_values=request.cache, use_cache=True, **images).logits[
+            0, -1
+        ]
         request.read += len(unread)
         if request.read == len(request.prompt) + len(request.new):
             request.new.append(sample(adjusted(logits, request), request))
