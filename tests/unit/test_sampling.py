@@ -59,11 +59,12 @@ OPTIONS: list[Callable[[list[int]], dict[str, Any]]] = [
     # These choose the most probable token too.
     lambda _: {"temperature": 1.5, "top_k": 1, "seed": 3},
     lambda _: {"temperature": 1.5, "min_p": 1, "seed": 3, "frequency_penalty": 1.5},
+    lambda _: {"logprobs": 5},
+    lambda _: {"logprobs": 20, "repetition_penalty": 1.5},
 ]
-BY_SCORES: list[Callable[[list[int]], dict[str, Any]]] = [
+BIASES: list[Callable[[list[int]], dict[str, Any]]] = [
     lambda new: {"logit_bias": {new[0]: -100, new[1]: 5.5, new[2]: -1}},
     lambda new: {"logit_bias": {new[0]: -100}, "repetition_penalty": 1.5, "presence_penalty": 0.5, "logprobs": 3},
-    lambda _: {"logprobs": 5},
     lambda _: {"logit_bias": {SPECIAL: 6}, "skip_special_tokens": False},
 ]
 SPECIAL = 0  # the token <s>
@@ -202,7 +203,7 @@ def content(response: InferenceResponse) -> dict[str, Any]:
 
 def test_options_mean_the_same_on_each_engine_in_one_batch(model, reference):
     new = reference.tokens(PROMPTS[0], {"ignore_eos": True})
-    table = [make(new) for make in (*OPTIONS, *(BY_SCORES if has_scores(model) else []))]
+    table = [make(new) for make in (*OPTIONS, *(BIASES if has_biases(model) else []))]
     cases = [(prompt, {"logprobs": 0} | options) for prompt in PROMPTS for options in table]
     expected = [reference.answer(*case) for case in cases]
     assert len({answer["text"] for answer in expected}) > len(cases) / 3
@@ -214,28 +215,30 @@ def test_options_mean_the_same_on_each_engine_in_one_batch(model, reference):
         assert actual == answer, (prompt, options)
 
 
-def has_scores(model: Any) -> bool:
+def has_biases(model: Any) -> bool:
     prompts: ModuleType = importlib.import_module("shared.prompts")
     return model.engine_name in prompts.ENGINES["logit_bias"]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_streamed_logprobs_come_with_their_text(stream, reference, prompt):
-    answer = reference.answer(prompt, {"logprobs": 0, "ignore_eos": True})
+    options = {"logprobs": 2, "ignore_eos": True}
+    answer = reference.answer(prompt, options)
     ids: list[int] = []
     text = ""
-    for piece in stream(prompt, logprobs=0, ignore_eos=True):
+    logprobs = []
+    for piece in stream(prompt, **options):
+        logprobs += piece["logprobs"]
         ids += [own["id"] for own in piece["logprobs"]]
         text += piece["text"]
         assert text.startswith(prompt + reference.decode(ids))
-    assert ids == [own["id"] for own in answer["logprobs"]]
-    assert text == answer["text"]
+    assert (text, logprobs) == (answer["text"], answer["logprobs"])
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_logprobs_end_where_a_stop_string_cuts_the_text(model, stream, reference, length):
     """Cut the text at different places of its tokens."""
-    options = {"logprobs": 0, "ignore_eos": True}
+    options = {"logprobs": 1, "ignore_eos": True}
     for prompt in PROMPTS:
         whole = reference.answer(prompt, options)
         at = len(whole["text"]) - 5
@@ -262,18 +265,9 @@ def test_options_that_do_not_fit_the_model_are_refused(model, options, reason):
     request = send(model, "It", **options)
     code, message = request.sender.responses[0].error
     assert code == "INVALID_ARG"
-    expected = reason if has_scores(model) or "logit_bias" not in options else "option 'logit_bias': OpenVINO GenAI"
-    assert message.startswith(expected)
-
-
-def test_option_that_the_engine_lacks_is_refused_with_the_names_of_those_that_have_it(model):
-    request = send(model, "It", logprobs=1, logit_bias={})
-    if has_scores(model):
-        pieces(request)
-    else:
-        others = "vLLM and transformers (FORMAT=python) do"
-        error = ("INVALID_ARG", f"option 'logprobs above 0': OpenVINO GenAI does not have it; {others}")
-        assert request.sender.responses[0].error == error
+    if "logit_bias" in options and not has_biases(model):
+        reason = "option 'logit_bias': OpenVINO GenAI does not have it; vLLM and transformers (FORMAT=python) do"
+    assert message.startswith(reason)
 
 
 def test_tokens_of_the_cache_are_counted_if_the_engine_does(model):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import deque
 from pathlib import Path
 
 import openvino_genai as genai
@@ -32,7 +34,7 @@ class GenAIGeneration(ContinuousGeneration):
         if cache_gigabytes < 1 or batched_tokens < 1:
             raise ConfigError("parameters 'cache_gigabytes' and 'batched_tokens' must be at least 1")
         scheduler = genai.SchedulerConfig()
-        scheduler.max_num_seqs = self.max_batch
+        scheduler.max_num_seqs = 2 * self.max_batch  # with a search for alternatives beside each text
         scheduler.cache_size = cache_gigabytes
         scheduler.enable_prefix_caching = True
         # A prompt is read in parts of this many tokens, between which the other texts get theirs.
@@ -60,6 +62,7 @@ class GenAIEngine(TokenEngine):
         self.precision = precision
         self.end_tokens = end_tokens
         self.handles: dict[int, genai.GenerationHandle] = {}
+        self.alternatives: dict[int, Alternatives] = {}  # of the texts that report them
 
     def add(self, key: int, tokens: list[int], options: Options) -> None:
         config = genai.GenerationConfig()
@@ -84,8 +87,12 @@ class GenAIEngine(TokenEngine):
             if options.top_k:
                 config.top_k = options.top_k
         self.handles[key] = self.pipeline.add_request(key, tensor(tokens), config)
+        if options.logprobs:
+            self.alternatives[key] = Alternatives(self.pipeline, tokens, options.logprobs)
 
     def cancel(self, key: int) -> None:
+        if alternatives := self.alternatives.pop(key, None):
+            alternatives.cancel()
         if handle := self.handles.pop(key, None):
             handle.cancel()
 
@@ -103,9 +110,14 @@ class GenAIEngine(TokenEngine):
                 logprobs += map(Logprobs, output.generated_log_probs)
         status = handle.get_status()
         finished = status != genai.GenerationStatus.RUNNING
-        if finished:
-            del self.handles[key]
         full = status == genai.GenerationStatus.IGNORED
+        if alternatives := self.alternatives.get(key):
+            alternatives.search(tokens, logprobs)
+            tokens, logprobs = alternatives.found()
+            full = full or alternatives.cache_is_full
+            finished = full or (finished and not alternatives.searches)
+        if finished:
+            self.cancel(key)
         error = "the text needs more than the cache for keys and values: raise 'cache_gigabytes'" if full else ""
         return NewTokens(key, tokens, finished, error, logprobs) if tokens or finished else None
 
@@ -114,3 +126,46 @@ class GenAIEngine(TokenEngine):
 
     def close(self) -> None:
         del self.pipeline
+
+
+class Alternatives:
+    """Finds the most probable tokens beside each new token of a text, of which the pipeline reports only the new one.
+
+    A beam search of one token has them. The cache has the keys and values of the tokens before it.
+    """
+
+    numbers = itertools.count(2**62)  # of the searches; no text has such a key
+
+    def __init__(self, pipeline: genai.ContinuousBatchingPipeline, tokens: list[int], count: int) -> None:
+        self.pipeline = pipeline
+        self.tokens = list(tokens)
+        self.config = genai.GenerationConfig()
+        self.config.max_new_tokens = 1
+        self.config.set_eos_token_id(NO_TOKEN)
+        self.config.num_beams = self.config.num_return_sequences = count
+        self.config.logprobs = 1
+        self.searches: deque[tuple[int, float, genai.GenerationHandle]] = deque()
+        self.cache_is_full = False
+
+    def search(self, tokens: list[int], logprobs: list[Logprobs]) -> None:
+        """Begin a search for each of these new tokens; it ends with the next step."""
+        for token, own in zip(tokens, logprobs, strict=True):
+            handle = self.pipeline.add_request(next(self.numbers), tensor(self.tokens), self.config)
+            self.searches.append((token, own.logprob, handle))
+            self.tokens.append(token)
+
+    def found(self) -> tuple[list[int], list[Logprobs]]:
+        """Return the new tokens whose searches have ended, in their order."""
+        tokens, logprobs = [], []
+        while self.searches and self.searches[0][2].get_status() != genai.GenerationStatus.RUNNING:
+            token, logprob, handle = self.searches.popleft()
+            self.cache_is_full = self.cache_is_full or handle.get_status() == genai.GenerationStatus.IGNORED
+            outputs = handle.read().values() if handle.can_read() else ()
+            top = sorted(((output.score, output.generated_ids[0]) for output in outputs), reverse=True)
+            tokens.append(token)
+            logprobs.append(Logprobs(logprob, [(id, score) for score, id in top]))
+        return tokens, logprobs
+
+    def cancel(self) -> None:
+        for _, _, handle in self.searches:
+            handle.cancel()

@@ -158,10 +158,8 @@ RULES = NUMBERS | {
 # The engines that have an option, or the input `images`; each engine has the options that are not listed here.
 # An empty tuple: no engine has it yet.
 OPENVINO, VLLM, TRANSFORMERS = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)"
-ALTERNATIVES = "logprobs above 0"
 ENGINES: dict[str, tuple[str, ...]] = {
     "logit_bias": (VLLM, TRANSFORMERS),
-    ALTERNATIVES: (VLLM, TRANSFORMERS),
     "structured_outputs": (),
     "lora_name": (),
     IMAGES: (VLLM, TRANSFORMERS),
@@ -246,7 +244,7 @@ def response_outputs(
 
 def check_available(request: PromptRequest, engine: str) -> None:
     """Raise BadRequest for an option, or input, that the engine lacks. Name the engines that have it."""
-    options = request.options | {IMAGES: request.images, ALTERNATIVES: request.options.get("logprobs")}
+    options = request.options | {IMAGES: request.images}
     for name, engines in ENGINES.items():
         if options.get(name) and engine not in engines:
             remedy = f"{' and '.join(engines)} {'do' if len(engines) > 1 else 'does'}" if engines else "no engine does"
