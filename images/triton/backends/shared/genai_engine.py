@@ -116,8 +116,11 @@ class GenAIEngine(TokenEngine):
             tokens, logprobs = alternatives.found()
             full = full or alternatives.cache_is_full
             finished = full or (finished and not alternatives.searches)
-        if finished:
+        if full:
             self.cancel(key)
+        if finished:
+            self.handles.pop(key, None)
+            self.alternatives.pop(key, None)
         error = "the text needs more than the cache for keys and values: raise 'cache_gigabytes'" if full else ""
         return NewTokens(key, tokens, finished, error, logprobs) if tokens or finished else None
 
