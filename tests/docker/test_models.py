@@ -20,7 +20,7 @@ def served(new_stack, tmp_path_factory):
     for name, source in (("story", save_gpt2(folder / "story")), ("vit_ensemble", save_vit(folder / "vit"))):
         done = stack.make("models", timeout=1500, SYSTEMS=name, SOURCE=source, HF_TOKEN=TOKEN)
         assert done.returncode == 0, done.stdout + done.stderr
-    stack.environment["SYSTEMS"] = "story story_stream vit_ensemble"
+    stack.environment["SYSTEMS"] = "story vit_ensemble"
     done = stack.make("up", timeout=1500, HF_TOKEN=TOKEN)
     assert done.returncode == 0, done.stdout + done.stderr
     yield stack
@@ -30,7 +30,7 @@ def served(new_stack, tmp_path_factory):
 def test_image_with_transformers_is_chosen_and_serves(served):
     assert served.inspect("triton-cpu")["Config"]["Image"] == served.image("cpu-pypi-transformers")
     smoke = served.make("smoke")
-    assert smoke.stdout.split() == ["ok", "story", "ok", "story_stream", "ok", "vit_ensemble"], smoke.stderr
+    assert smoke.stdout.split() == ["ok", "story", "ok", "vit_ensemble"], smoke.stderr
     inputs = [{"name": "prompt", "datatype": "BYTES", "shape": [1], "data": ["I am going"]}]
     (text,) = served.triton.infer("story", {"inputs": inputs})["outputs"][0]["data"]
     assert text.startswith("I am going")

@@ -98,7 +98,7 @@ def recorded():
 def served(stack, tmp_path_factory) -> TestStack:
     source = language.save_mistral(tmp_path_factory.mktemp("story"), context=4096)
     stack.assemble({"SYSTEMS": "story", "SOURCE": source, "TASK": "text-generation"})
-    return stack.serve("story", "story_stream")
+    return stack.serve("story")
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +123,12 @@ def use_gateway(served: TestStack) -> None:
 @pytest.fixture(scope="module")
 def generated(served) -> dict:
     """Compare the generating system one at a time and together; return when that began, the output and the results."""
-    began, before = time.time(), served.triton.config("story")
+    began, before = time.time(), served.triton.config("story_stream")
     use_gateway(served)
     done = served.make("loadtest", **GENERATING)
     use_gateway(served)  # a rate needs a counter that grows after its first scrape
     assert done.returncode in (0, 1), done.stderr  # 1: so short that the interval proves nothing
-    assert served.triton.config("story") == before
+    assert served.triton.config("story_stream") == before
     output = done.stdout + done.stderr
     return {"began": began, "ended": time.time(), "output": output, "results": served.results()}
 
@@ -301,7 +301,7 @@ def test_generating_system_is_compared_one_at_a_time_and_together(generated):
     assert results["unproven"] == ""
     assert results["passed"], results["complaints"]
     assert results["verdict"]["batched"] is True
-    assert "each instance of 'story' would hold the model's weights again" in results["left_out"]["instances"]
+    assert "each instance of 'story_stream' would hold the model's weights again" in results["left_out"]["instances"]
     assert results["settings"]["users"] == 8
     one, together = (results["modes"][mode] for mode in ("none", "dynamic"))
     assert (one["failures"], together["failures"]) == (0, 0)
@@ -316,21 +316,21 @@ def test_generating_system_is_compared_one_at_a_time_and_together(generated):
     assert one["first_token_ms"] > together["first_token_ms"] > 0
     for word in ("tokens/s", "one at a time", "together", "time to first token", "time per output token"):
         assert word in " ".join(output.split())
-    assert "openvino-genai" in results["engines"]["story"]
+    assert "openvino-genai" in results["engines"]["story_stream"]
 
 
 @pytest.mark.parametrize("mode", ["none", "dynamic"])
 def test_series_of_generated_text_agree_with_the_results(generated, prometheus, mode):
     """Compare with what the backend counted between the scrapes, however late they were."""
     results, ended = generated["results"], generated["ended"]
-    tokens = 'transformers_generated_tokens_total{model="story"}'
+    tokens = 'transformers_generated_tokens_total{model="story_stream"}'
     windows = [window for window in results["windows"] if window["mode"] == mode]
     inside = sum(increases(prometheus, tokens, window)[0] for window in windows)
     at_all = value(prometheus, f"max_over_time({tokens}[10m])", ended)
     assert inside <= results["modes"][mode]["generated_tokens"] <= at_all
 
     def extreme(function: str, series: str) -> float:
-        labels = f'model="story", mode="{mode}", run="{results["run"]}"'
+        labels = f'model="story_stream", mode="{mode}", run="{results["run"]}"'
         return value(prometheus, f"{function}_over_time({series}{{{labels}}}[10m])", ended)
 
     for series in ("generated_tokens:rate", "first_token_seconds:mean", "output_token_seconds:mean"):

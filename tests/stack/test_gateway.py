@@ -59,7 +59,7 @@ def served(stack, mychat, encoder_checkpoints) -> TestStack:
         {"SYSTEMS": "mychat", "SOURCE": mychat, "TASK": "text-generation", "FORMAT": "openvino-fp32"},
         *({"SYSTEMS": name, "SOURCE": source, "FORMAT": "onnx"} for name, source in encoder_checkpoints.items()),
     )
-    return stack.serve("mychat", "mychat_stream", *encoder_checkpoints)
+    return stack.serve("mychat", *encoder_checkpoints)
 
 
 def save_mychat(folder: Path) -> Path:
@@ -297,7 +297,7 @@ def test_concurrent_chats_run_together(served, new_async_client):
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_client_that_leaves_cancels_its_text(served, new_async_client, streams):
-    model = "mychat_stream" if streams else "mychat"
+    model = "mychat_stream"  # which generates for mychat
     before = settled(served, model)
 
     async def leave_early() -> None:
