@@ -23,7 +23,7 @@ from gateway.monitoring import REPORTS, RecentFigures
 from gateway.served_systems import System
 from triton_transformers.model_config import called_models
 from triton_transformers.pages import page
-from triton_transformers.triton import batching, generates
+from triton_transformers.triton import batching, generates, is_front
 
 TRITON_S = 2.0
 STATIC = Path(__file__).parent / "static"
@@ -271,12 +271,13 @@ def row(config: ModelConfig, figures: RecentFigures | None) -> dict[str, str]:
     own = figures.models.get(config.name, {}) if figures else {}
     backend = config.backend or config.platform
     fields = MessageToDict(config, preserving_proto_field_name=True)
+    mean = None if is_front(fields) else own.get("together" if generates(fields) else "batch")
     engine = figures.engines.get(config.name, "") if figures else ""
     return {
         "name": config.name,
         "engine": ", ".join(name for name in (backend, engine) if name not in ("", config.name)),
         "batching": batching(fields),
-        "mean_batch": decimal(own.get("together" if generates(fields) else "batch")),
+        "mean_batch": decimal(mean),
     }
 
 
