@@ -47,8 +47,13 @@ async def list_models(request: Request) -> Response:
     gateway = gateway_of(request)
     # OpenAI's clients require a time of creation, which Triton does not know.
     more = {"object": "model", "created": int(gateway.started), "owned_by": "triton-transformers"}
-    names = [system.name for system in await gateway.served.systems() if system.kind != "other"]
-    models = {name: {"id": name, **more} for name in names}
+    models: dict[str, dict[str, object]] = {}
+    for system in await gateway.served.systems():
+        if system.kind != "other":
+            models[system.name] = {"id": system.name, **more}
+        for adapter in system.adapters:
+            own = f"{system.name}:{adapter}"
+            models[own] = {"id": own, **more, "parent": system.name}
     if (name := request.path_params.get("model")) is None:
         return json_response({"object": "list", "data": [*models.values()]})
     if name not in models:

@@ -190,13 +190,18 @@ def card(gateway: Gateway, loaded: Loaded, figures: RecentFigures | None, url: s
         return fields | {"command": ""}
     routes, configs = gateway.served.routes_of(system), loaded.configs
     return fields | {
-        "purpose": page_boxes.purpose(system),
+        "purpose": page_boxes.purpose(system) + with_adapters(system),
         "routes": routes,
         "figures": system_figures(loaded, figures) if figures else [],
         "models": [row(one, figures) for one in configs.values() if not one.HasField("ensemble_scheduling")],
         "box": page_boxes.box(system, configs, bool(loaded.stream)),
         "command": page_boxes.command(system, routes, configs, url, bool(gateway.config.keys)),
     }
+
+
+def with_adapters(system: System) -> str:
+    names = ", ".join(f"{system.name}:{adapter}" for adapter in system.adapters)
+    return f"; with adapters as {names}" if names else ""
 
 
 def readiness_complaint(systems: Sequence[Loaded]) -> str:

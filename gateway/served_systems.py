@@ -17,7 +17,7 @@ from gateway.config import Config
 from gateway.inference import CANCEL, Inference, retrieve_error
 from gateway.routes import Routes
 from triton_transformers import kinds
-from triton_transformers.kinds import listed_names
+from triton_transformers.kinds import ADAPTERS, listed_names
 from triton_transformers.model_config import ENGINE
 
 CACHED_S = 2.0
@@ -61,6 +61,11 @@ class System:
     def labels(self) -> list[str]:
         """Return the names of a classifier's labels, in the order of its scores; none if its configuration has none."""
         return list(json.loads(self.parameter("labels") or "[]"))
+
+    @property
+    def adapters(self) -> list[str]:
+        """Return the names of the adapters that `make add ADAPTERS=...` gave to a language model."""
+        return self.parameter(ADAPTERS).split()
 
     def parameter(self, name: str) -> str:
         """Return a parameter of the model's configuration, "" if it has none of this name."""
@@ -126,12 +131,18 @@ class Served:
         return [system for system in systems if system.name in self.names() or not system.streams]
 
     async def find(self, name: str, *abilities: str, param: str = "model") -> System:
-        """Return the system. Raise ApiError if it is not served, or has none of the abilities."""
-        if name not in self.names() and name not in self.companions():
+        """Return the system. Raise ApiError if it is not served, or has none of the abilities.
+
+        Its name may end with one of its adapters, as in mychat:tone.
+        """
+        own_name, has_adapter, adapter = name.partition(":")
+        if own_name not in self.names() and own_name not in self.companions():
             raise not_found(name, param)
-        system = await self.lookup(name)
+        system = await self.lookup(own_name)
         if system is None:
-            raise not_ready(name) if name in self.names() else not_found(name, param)
+            raise not_ready(own_name) if own_name in self.names() else not_found(name, param)
+        if has_adapter and adapter not in system.adapters:
+            raise not_found(name, param)
         if abilities and not system.can(abilities):
             endpoint = " or ".join(self.routes_of(system)) or f"/try/{name}"
             message = f"The model '{name}' does not support this endpoint: use {endpoint}."

@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.api_error import ApiError
+from gateway.api_error import ApiError, not_found
 from gateway.bodies import json_response
 from gateway.context import Gateway, gateway_of
 from gateway.event_streams import ENCODER, EventStream
@@ -62,6 +62,7 @@ COUNTS = "num_input_tokens", "num_output_tokens", "num_cached_tokens"
 OPTION = re.compile(r"(?:unknown )?(?:input|option|parameter|sampling parameter) '(\w+)[^']*'")
 # The backends' words for a prompt that leaves no room for the new tokens.
 TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
+NO_ADAPTER = "this model has no adapter"
 MAX_SEED = 2**63 - 1
 # Texts of one request that run at once, more than engines batch by default. All 2,048 would fill the engine's queue, so
 # that it refuses other clients, and gRPC fails with as many streams.
@@ -284,6 +285,8 @@ def option_tensors(request: GenerationRequest) -> list[Tensor]:
 def _sampling(request: GenerationRequest) -> Iterator[tuple[str, Any]]:
     """Yield the options that change something, which a value does too if the model's configuration has another."""
     system = request.system
+    if adapter := request.model.partition(":")[2]:
+        yield "lora_name", adapter
     for name, value in request.options.items():
         if name in OPTIONS or value is None:
             continue
@@ -320,6 +323,8 @@ async def _pieces(
                     new_tokens += sum([new or 0 for _, _, _, new, *_ in pieces])
                     yield pieces
     except ApiError as error:
+        if NO_ADAPTER in error.message:  # it was removed after the gateway had read the list
+            raise not_found(request.model) from None
         raise renamed(placed(error, request.images), request.fields) from None
     finally:
         gateway.counters.tokens(prompt_tokens, new_tokens)

@@ -23,6 +23,9 @@ TOKENIZED = "tokenized"
 # The outputs that are a text's sparse vector.
 SPARSE = ("token_id", "weight")
 
+# The parameter with the names of a language model's adapters.
+ADAPTERS = "adapters"
+
 Shapes = Mapping[str, Sequence[int]]  # output -> its dimensions, without the batch
 
 

@@ -249,6 +249,7 @@ class Settings(dict[str, str]):
     # The catalogue of models has the values of TASK and FORMAT.
     task = Setting(str, shown=True)
     format = Setting(str, shown=True)
+    adapters = Setting(str.split)
     transformers = Setting(str, "transformers", restarts="local")
     hf_token = Setting(str)
     exporter_memory = Setting(_size, "8g")

@@ -10,6 +10,8 @@ from loadtest.workload import Workload, worker_count
 from scripts.stack.base import WOULD_DISTURB, WOULD_UNLOAD, Stack
 from triton_transformers.cli import out, run
 from triton_transformers.files import exclusive
+from triton_transformers.models.added_adapters import FACT
+from triton_transformers.models.record import read_record
 from triton_transformers.ports import check_free
 from triton_transformers.settings import ROOT, Settings, UserError, save, saved, with_secrets
 from triton_transformers.triton import TritonError
@@ -124,13 +126,29 @@ def add() -> None:
 
 
 def remove() -> None:
-    """Unload SYSTEM, delete its files, and take it out of SYSTEMS in .env."""
+    """Unload SYSTEM, delete its files, and take it out of SYSTEMS in .env. SYSTEM=name:adapter is only an adapter."""
     settings = Settings.load()
-    models = stack(settings).remove(named_system(settings, "remove"))
+    system, has_adapter, adapter = named_system(settings, "remove").partition(":")
+    if has_adapter:
+        return remove_adapter(settings, system, adapter)
+    models = stack(settings).remove(system)
     with exclusive(ROOT, ANOTHER_UP):
         systems = saved("SYSTEMS").split()
         if (rest := [name for name in systems if name not in models]) != systems:
             save_systems(rest)
+
+
+def remove_adapter(settings: Settings, system: str, adapter: str) -> None:
+    """Delete an adapter. A running server goes on answering for the system and its other adapters."""
+    record = read_record(system, settings.model_repository)
+    if not record or adapter not in (adapters := record.facts.get(FACT, {})):
+        others = ", ".join(f"{system}:{name}" for name in adapters) if record else ""
+        raise UserError(f"there is no adapter {system}:{adapter}; there is {others or 'none'}")
+    current = stack(settings.replace(ADAPTERS=f"{adapter}="))
+    current.check_no_comparison(WOULD_DISTURB)
+    current.models([system])
+    if system in current.served_now():
+        current.refresh(system)
 
 
 def named_system(settings: Settings, target: str) -> str:

@@ -230,6 +230,13 @@ class Stack(ABC):
         out.print(f"{system}: removed, {decimal(size)}")
         return record.models
 
+    def refresh(self, system: str) -> None:
+        """Let the running server load what changed of a system. It keeps answering meanwhile."""
+        with exclusive(self.state, UP_OR_DOWN):
+            self.check_key()
+            with self.no_comparison():
+                self.control.serve([system], [system])
+
     def served_now(self) -> list[str]:
         """Return the systems that the running server serves."""
         return self.control.listed() if self.running() else []

@@ -84,7 +84,7 @@ def test_other_profiles_use_the_compose_file_alone(new_compose):
     compose = new_compose(PROFILE="cuda", NEURON_CHIP="inf1")
     assert "--file" not in compose.command("up")
     assert services(compose)["triton-cuda"]["build"]["args"]["TRITON_IMAGE"] == pins()["TRITON_IMAGE"]
-    assert not compose.devices_file.parent.exists()
+    assert not compose.written_file.parent.exists()
 
 
 def save_text_model(folder, file=""):

@@ -34,6 +34,7 @@ from triton_transformers.tensors import Tensor
 JSON = {"content-type": "application/json"}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WHOLE = "".join(COUNTED)
+NO_ADAPTER = "this model has no adapter"
 NO_TEMPLATE = "this model has no chat template: send 'prompt' instead of 'messages'"
 LIMITS = Limits(texts=8)
 COUNTS = ["num_input_tokens", "num_output_tokens", "num_cached_tokens"]
@@ -80,7 +81,11 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         generator("counter_stream", streams=True),
         dataclasses.replace(generator("front"), parameters={"engine_model": "counter_stream"}),
         dataclasses.replace(generator("orphan"), parameters={"engine_model": "missing"}),
-        generator("sampler", SAMPLER_INPUTS),
+        dataclasses.replace(generator("sampler", SAMPLER_INPUTS), parameters={"adapters": "legal tone"}),
+        dataclasses.replace(
+            failing("late", grpc.StatusCode.INVALID_ARGUMENT, f"option 'lora_name': {NO_ADAPTER} 'tone'; it has none"),
+            parameters={"adapters": "tone"},
+        ),
         generator("sampler_stream", SAMPLER_INPUTS, streams=True),
         caller("caller", streams=False),
         caller("caller_stream", streams=True),
@@ -263,6 +268,25 @@ def test_sampling_parameters_reach_the_model(gateway, received, path, fields, se
     parameters = values(received).get("sampling_parameters")
     assert (parameters and json.loads(parameters[0])) == sent
     answer(gateway, path, model="counter", **source, **NEUTRAL)
+
+
+def test_adapters_are_models_of_their_own(gateway: RunningGateway, received: list[Any]) -> None:
+    listed = {model["id"]: model for model in gateway.get("/v1/models").json["data"]}
+    assert {name: model["parent"] for name, model in listed.items() if name.startswith("sampler:")} == {
+        "sampler:legal": "sampler",
+        "sampler:tone": "sampler",
+    }
+    assert gateway.get("/v1/models/sampler:tone").json == listed["sampler:tone"]
+    assert complete(gateway, "a", "sampler:tone", top_k=3)["model"] == "sampler:tone"
+    answer(gateway, CHAT, model="sampler:legal", messages=USER)
+    stream(gateway, COMPLETIONS, model="sampler:tone", prompt="a")
+    sent = [json.loads(request.inputs["sampling_parameters"].texts()[0]) for request in received]
+    assert sent == [{"lora_name": "tone", "top_k": 3}, {"lora_name": "legal"}, {"lora_name": "tone"}]
+    # The last one was removed after the gateway had read the list.
+    for name in ("sampler:", "sampler:nothing", "counter:tone", "nothing:tone", "late:tone"):
+        reply = gateway.post(COMPLETIONS, {"model": name, "prompt": "a"})
+        assert (name, reply.status, reply.error["code"]) == (name, 404, "model_not_found")
+        assert f"The model '{name}' does not exist" in reply.error["message"]
 
 
 def test_chat_sends_messages_and_no_default_length(gateway: RunningGateway, received: list[Any]) -> None:

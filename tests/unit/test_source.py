@@ -136,7 +136,7 @@ def test_download_takes_only_needed_files(hub, model, repository, others, taken,
 @pytest.mark.parametrize(
     ("file", "content", "error"),
     [
-        (f"query/{CONFIG}", {"peft_type": "LORA", "use_dora": True}, f"tests/model: query/{CONFIG} sets use_dora"),
+        (f"query/{CONFIG}", {"peft_type": "LORA", "use_dora": True}, "tests/model: the adapter in query sets use_dora"),
         ("config.json", {"model_type": "bert", "quantization_config": {"quant_method": "gptq"}}, "is quantized (gptq)"),
         (CONFIG, {}, "tests/model is a PEFT adapter"),
     ],

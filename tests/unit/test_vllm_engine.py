@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import sys
 import threading
@@ -21,11 +22,13 @@ from safetensors.torch import save_file
 from shared.continuation import Options, Row
 from shared.types import ConfigError
 from tests.support.checkpoints import language
+from tests.support.checkpoints.lora import merged, save_adapter
 from tests.support.checkpoints.vision_language import CONTEXT, save_vision_language
 from tests.support.python_backend import instance_args, parameters
 from tests.unit.test_chat_images import CHATS, Loaded
 from triton_transformers.models import backends
 from triton_transformers.models.catalogue import Job
+from triton_transformers.models.exporters import adapter_files
 from triton_transformers.models.exporters.generation import CACHE_BYTES, assemble
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -189,6 +192,37 @@ def test_text_that_the_engine_ends_early_has_the_reason(module, assembled, monke
     monkeypatch.setattr(engine.engine, "step", lambda: [output])
     (new,) = engine.step()
     assert (new.finished, new.error) == (True, "vLLM ended the text: error")
+
+
+def test_adapters_are_those_of_merged_weights_and_change_without_a_reload(module, own, tmp_path):
+    saved = {
+        name: save_adapter(tmp_path / name, own, **more)
+        for name, more in (("tone", {}), ("legal", {"r": 8, "seed": 2}))
+    }
+    adapter_files.write("mistral:tone", saved["tone"], own / "adapters/tone", own)
+    assert module.adapter_arguments(own)["max_lora_rank"] == 8
+    backend = module.VllmGeneration()
+    backend.max_batch = 8
+    tokenizer = backend.load_model({}, instance(own))
+    adapter_files.write("mistral:legal", saved["legal"], own / "adapters/legal", own)
+    names, tokens = ["", "tone", "legal"], tokenizer.encode(PROMPTS[0])
+    for key, name in enumerate(names):
+        backend.engine.add(key, tokens, options(adapter=backend.find_adapter(name) if name else None))
+    texts = finish(backend.engine, dict.fromkeys(range(3), tokens))
+    for key, name in enumerate(names):
+        model = merged(own, saved.get(name))
+        whole = model.generate(torch.tensor([tokens]), max_new_tokens=12, do_sample=False)[0]
+        assert texts[key] == whole[len(tokens) :].tolist(), name
+    assert len({tuple(text) for text in texts.values()}) == 3
+    before = backend.find_adapter("tone")
+    assert backend.find_adapter("tone") is before
+    os.utime(own / "adapters/tone/adapter_model.safetensors", (1, 1))
+    assert backend.find_adapter("tone").lora_name != before.lora_name  # the prefix cache has the old one's
+    wide = save_adapter(tmp_path / "wide", own, r=16)
+    adapter_files.write("mistral:wide", wide, own / "adapters/wide", own)
+    with pytest.raises(RuntimeError, match="the adapter 'wide': LoRA rank 16 is greater than max_lora_rank 8"):
+        backend.find_adapter("wide")
+    backend.engine.close()
 
 
 def test_failing_step_is_the_end_of_the_engine(module, assembled, monkeypatch):

@@ -14,7 +14,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # The files of adapters in a folder or a repository. The trainer saves the state of a training as checkpoint-500.
 FILE = re.compile(rf"(?!(.*/)?checkpoint-\d)([^/.][^/]*/)+({re.escape(CONFIG)}|{re.escape(WEIGHTS)})")
 # The options that the exporter applies.
-APPLIED = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern")
+APPLIED = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 # Options that change no answer of a trained adapter: its origin, its training, and the layers that its file names.
 HARMLESS = (
     "auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "inference_mode", "layers_pattern",
@@ -36,18 +36,18 @@ def check_adapters(name: str, weights: Path) -> None:
     """Raise if an adapter computes more than LoRA does. The weights may be missing."""
     folders = adapter_folders(weights)
     for folder in folders:
-        adapter, options = folder.relative_to(weights), read_options(name, folder)
-        if (kind := options.get("peft_type")) != "LORA":
-            raise UserError(
-                f"{name}: the adapter in {adapter} is of the type {kind}, and only LORA is served: {INSTEAD}"
-            )
-        if unserved := [key for key, value in options.items() if not is_served(key, value)]:
-            raise UserError(
-                f"{name}: {adapter}/{CONFIG} sets {', '.join(unserved)}, which is not served here: {INSTEAD}"
-            )
+        check_adapter(f"{name}: the adapter in {folder.relative_to(weights)}", read_options(name, folder))
     names = [folder.name for folder in folders]
     if twice := [one for one, other in itertools.pairwise(names) if one == other]:
         raise UserError(f"{name} has two adapters that are named {twice[0]}: rename the folder of one of them")
+
+
+def check_adapter(adapter: str, options: dict[str, Any]) -> None:
+    """Raise if the adapter, which messages name so, computes more than LoRA does."""
+    if (kind := options.get("peft_type")) != "LORA":
+        raise UserError(f"{adapter} is of the type {kind}, and only LORA is served: {INSTEAD}")
+    if unserved := [key for key, value in options.items() if not is_served(key, value)]:
+        raise UserError(f"{adapter} sets {', '.join(unserved)} in {CONFIG}, which is not served here: {INSTEAD}")
 
 
 def is_served(key: str, value: Any) -> bool:

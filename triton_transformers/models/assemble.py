@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -16,7 +15,9 @@ from rich.markup import escape
 from triton_transformers.cli import err, out
 from triton_transformers.files import exclusive
 from triton_transformers.model_config import CONFIGS, is_outdated, tuned_configs, with_steps
+from triton_transformers.models.added_adapters import change_adapters, keep_adapters
 from triton_transformers.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
+from triton_transformers.models.placement import delete_files, place_files
 from triton_transformers.models.record import DEFAULT, IGNORE, Record, read_record, read_records
 from triton_transformers.models.selection import missing_systems
 from triton_transformers.models.sources import Weights, open_weights
@@ -44,6 +45,8 @@ def assemble_all(settings: Settings) -> None:
                 out.print(line, markup=False)
             for system in missing:
                 assemble(system, settings, repository)
+            if settings.adapters:
+                change_adapters(settings.systems[0], settings, repository)
     except OSError as error:
         raise UserError(
             f"{repository} could not be written ({error}): make room or correct its permissions, then run this again"
@@ -83,7 +86,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
                 outcome = run_recipe(recipe, job, weights.name)
         if not system.format:
             outcome = outcome.join(Outcome(facts={DEFAULT: settings.profile}))
-        outcome = outcome.join(converted)
+        outcome = outcome.join(converted).join(keep_adapters(job, repository))
         put_in_place(job, weights, outcome, repository)
     took = f"assembled in {time.monotonic() - start:.0f} s"
     summary = f"; {outcome.summary}" if outcome.summary else ""
@@ -165,24 +168,14 @@ def put_in_place(job: Job, weights: Weights, outcome: Outcome, repository: Path)
             (repository / model.name / IGNORE).write_text("*\n")
         else:
             copy_configs(model, repository)
-        for version in model.iterdir():
-            if version.is_dir():  # Triton requires a version's folder, even if the model has no files
-                (repository / model.name / version.name).mkdir(parents=True, exist_ok=True)
-    mask = os.umask(0)
-    os.umask(mask)
-    for file in record.files:
-        (repository / file).parent.mkdir(parents=True, exist_ok=True)
-        # safetensors and ONNX's external data are created readable by their owner only; containers run as another user.
-        (job.folder / file).chmod(0o666 & ~mask)
-        os.replace(job.folder / file, repository / file)
+    place_files(record.files, job.folder, repository)
     for tuned in (path for model in models for path in tuned_configs(repository / model.name) if is_outdated(path)):
         tuned.unlink()
         out.print(f"{tuned}: deleted, because `make tune` made it for the model from before")
-    for file in set(before.files if before else ()) - set(record.files):
-        (repository / file).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty
-            for folder in Path(file).parents[:-1]:
-                (repository / folder).rmdir()
+    delete_files(set(before.files if before else ()) - set(record.files), repository)
+    for version in (path for model in models for path in model.iterdir() if path.is_dir()):
+        # Triton requires a version's folder, even if the model has no files.
+        (repository / version.parent.name / version.name).mkdir(parents=True, exist_ok=True)
     record.write(repository)
 
 

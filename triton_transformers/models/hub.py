@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from rich.filesize import decimal
 
 from triton_transformers.cli import err, out
+from triton_transformers.models.adapters import CONFIG as ADAPTER_CONFIG
 from triton_transformers.models.adapters import FILE as ADAPTERS
+from triton_transformers.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from triton_transformers.models.tasks import HEADS
 from triton_transformers.models.unsupported import check_files, check_model
 from triton_transformers.settings import Settings, UserError
@@ -36,14 +38,20 @@ CODE = re.compile(r"([^/.][^/]*/)*[^/.][^/]*\.py")
 
 
 @contextlib.contextmanager
-def download(name: str, revision: str, settings: Settings, repository: Path) -> Iterator[tuple[Path, str]]:
-    """Yield a folder with the model's files, and their commit. Keep the folder if the caller fails, else delete it."""
+def download(
+    name: str, revision: str, settings: Settings, repository: Path, is_adapter: bool = False
+) -> Iterator[tuple[Path, str]]:
+    """Yield a folder with the model's files, or an adapter's, and their commit.
+
+    Keep the folder if the caller fails, else delete it.
+    """
     api = hub_api(settings.hf_token)
     with readable_errors(name, revision, api):
         info = api.model_info(name, revision=revision or None, files_metadata=True)
         commit = info.sha or ""
         folder = repository / DOWNLOADS / f"{name.replace('/', '--')}@{commit}"
-        fetch(api, name, commit, select_files(info, settings.trust_remote_code), folder, settings.trust_remote_code)
+        files = adapter_files(info) if is_adapter else select_files(info, settings.trust_remote_code)
+        fetch(api, name, commit, files, folder, None if is_adapter else settings.trust_remote_code)
     yield folder, commit
     shutil.rmtree(folder)
     with contextlib.suppress(OSError):  # another download is still in it
@@ -68,6 +76,13 @@ def select_files(info: ModelInfo, with_code: bool) -> list[RepoSibling]:
     return files
 
 
+def adapter_files(info: ModelInfo) -> list[RepoSibling]:
+    files = [file for file in info.siblings or [] if file.rfilename in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+    if len(files) < 2:
+        raise UserError(f"{info.id} has no {ADAPTER_CONFIG} with {ADAPTER_WEIGHTS}: name a LoRA adapter of peft")
+    return files
+
+
 def hub_api(token: str) -> HfApi:
     from huggingface_hub import HfApi, constants, utils
 
@@ -79,7 +94,10 @@ def hub_api(token: str) -> HfApi:
     return HfApi(token=token or None)
 
 
-def fetch(api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: Path, trust_remote_code: bool) -> None:
+def fetch(
+    api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: Path, trust_remote_code: bool | None
+) -> None:
+    """Download the files. Check the model's before its weights; `trust_remote_code` is None if it is an adapter."""
     total = sum(file.size or 0 for file in files)
     resumed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     repository = folder.parents[1]
@@ -94,7 +112,8 @@ def fetch(api: HfApi, name: str, commit: str, files: list[RepoSibling], folder: 
     # One file at a time: with several, Ctrl-C would wait for all of them.
     for file in (file for file in files if file not in weights):
         fetch_file(api, name, commit, file, folder / file.rfilename)
-    check_model(name, folder, trust_remote_code)  # before gigabytes are downloaded for nothing
+    if trust_remote_code is not None:
+        check_model(name, folder, trust_remote_code)  # before gigabytes are downloaded for nothing
     for file in weights:
         fetch_file(api, name, commit, file, folder / file.rfilename)
     with err.status(f"{name}: verifying the download"):

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from triton_transformers.cli import out
 from triton_transformers.model_config import ModelConfig, Tensor, load_config, with_steps
+from triton_transformers.models.added_adapters import FACT
 from triton_transformers.models.catalogue import SYSTEMS
 from triton_transformers.models.record import Record, read_records
 from triton_transformers.models.tasks import TEXT_TASKS, TextTask
@@ -67,7 +68,8 @@ def rows(repository: Path) -> Iterator[Row]:
         yield Row(system.name, about, weights, size)
     for record in records.values():
         if record.system not in SYSTEMS:
-            yield Row(record.system, f"{record.task}, {record.format}", record.source, record.size(repository))
+            about = ", ".join([record.task, record.format, *(f"adapter {name}" for name in record.facts.get(FACT, ()))])
+            yield Row(record.system, about, record.source, record.size(repository))
     for model in own_models(repository, list(records.values())):
         files = (path for path in (repository / model).rglob("*") if path.is_file())
         yield Row(model, "your own", size=sum(path.stat().st_size for path in files))

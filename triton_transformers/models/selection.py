@@ -7,6 +7,7 @@ from pathlib import Path
 
 from triton_transformers.cli import out
 from triton_transformers.kinds import NAME
+from triton_transformers.models.added_adapters import adapter_changes
 from triton_transformers.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
 from triton_transformers.models.record import DEFAULT, Record, find_record, read_record, read_records
 from triton_transformers.models.sources import Folder, Hub, Source, identity, source_of
@@ -23,6 +24,8 @@ CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT")
 def all_in_place(settings: Settings, systems: list[str]) -> bool:
     """Return whether no system has to be assembled, and print that only then."""
     missing, others = missing_systems(settings, systems)
+    if settings.adapters and adapter_changes(systems[0], settings, settings.model_repository):
+        return False
     if not missing:
         out.print("\n".join(others), markup=False)
     return not missing
@@ -31,7 +34,7 @@ def all_in_place(settings: Settings, systems: list[str]) -> bool:
 def missing_systems(settings: Settings, names: list[str]) -> tuple[list[System], list[str]]:
     """Return the systems that have to be assembled, and a line about each of the others."""
     repository = settings.model_repository
-    chosen = [name for name in CHOICES if settings[name]]
+    chosen = [name for name in (*CHOICES, "ADAPTERS") if settings[name]]
     if chosen and len(names) != 1:
         raise UserError(
             f"{', '.join(chosen)} can apply to one system only, and SYSTEMS has {len(names)}: name exactly one"

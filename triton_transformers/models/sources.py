@@ -34,9 +34,11 @@ class Folder:
     def __str__(self) -> str:
         return str(self.path)
 
-    def verify(self) -> Path:
+    def verify(self, is_adapter: bool = False) -> Path:
         if not self.path.is_dir():
             raise UserError(f"{self.path}: there is no such folder")
+        if is_adapter:
+            return self.path
         check_files(str(self.path), (path.name for path in self.path.iterdir()))
         if not gguf_files(self.path) and not any(
             (self.path / name).is_file() for name in ("config.json", "modules.json")
@@ -68,7 +70,7 @@ class Package:
     def __str__(self) -> str:
         return f"PyPI: {self.distribution}"
 
-    def verify(self) -> Path:
+    def verify(self, is_adapter: bool = False) -> Path:
         spec = importlib.util.find_spec(self.module)
         if spec is None or not spec.submodule_search_locations:
             raise UserError(f"the package {self.distribution} is not installed: run `make clean`, then repeat this")
@@ -96,12 +98,12 @@ class Weights:
 
 
 @contextlib.contextmanager
-def open_weights(source: Source, settings: Settings, repository: Path) -> Iterator[Weights]:
-    """Yield the weights as a local folder, after a download if the source is the Hub."""
+def open_weights(source: Source, settings: Settings, repository: Path, is_adapter: bool = False) -> Iterator[Weights]:
+    """Yield the weights of a model, or of an adapter, as a local folder, after a download if the source is the Hub."""
     if not isinstance(source, Hub):
-        yield Weights(source.verify(), str(source), identity(source))
+        yield Weights(source.verify(is_adapter), str(source), identity(source))
         return
-    with download(source.repository, source.revision, settings, repository) as (folder, commit):
+    with download(source.repository, source.revision, settings, repository, is_adapter) as (folder, commit):
         pinned = Hub(source.repository, commit)
         requested = "" if source.revision in ("", commit) else f" {source.revision}"
         yield Weights(folder, str(pinned), identity(pinned) + requested, movable=True)

@@ -16,7 +16,9 @@ from scripts.stack.docker import preflight, slim
 from scripts.stack.docker.containers import CHECKOUT_ID
 from scripts.stack.systems import ServedSystems
 from triton_transformers.files import write_atomically
+from triton_transformers.models.added_adapters import place, requested_adapters
 from triton_transformers.models.backends import engines, needed
+from triton_transformers.models.sources import Folder, Source
 from triton_transformers.settings import ROOT, Settings, UserError, pins
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
@@ -88,6 +90,7 @@ class Compose:
             "COMPOSE_DISABLE_ENV_FILE": "1",
             **{name: str(self.settings.value(name).resolve()) for name in ("MODEL_REPOSITORY", "REPORTS")},
             "SOURCE": str(self.settings.source.resolve()) if self.settings.source else "",
+            "ADAPTERS": " ".join(f"{name}={place(source)}" for name, source in self.adapters.items()),
             "TRITON_SOURCE": self.triton_source,
             "TRITON_BASE": slim.base(self.settings.profile, self.triton_source),
             "TRITON_IMAGE": self.nvidia_image,
@@ -126,23 +129,32 @@ class Compose:
             raise UserError(f"{name}={self.settings[name]}: there is no such file")
         return str(path)
 
+    @cached_property
+    def adapters(self) -> dict[str, Source | None]:
+        return requested_adapters(self.settings)
+
     @property
-    def devices_file(self) -> Path:
-        return self.settings.local_state.absolute() / "neuron.yaml"
+    def written_file(self) -> Path:
+        return self.settings.local_state.absolute() / "compose.yaml"
 
     @cached_property
     def files(self) -> list[str]:
         """Return the options that name the compose files, none if compose's own choice is right.
 
-        Compose has no loops, so with PROFILE=neuron a written file lists as many devices as NEURON_DEVICES.
+        Compose has no loops, so a written file lists as many devices as NEURON_DEVICES, and the folders of ADAPTERS.
         """
-        if self.settings.profile != "neuron":
+        lines = []
+        if self.settings.profile == "neuron":
+            devices = json.dumps([f"{device}:{device}" for device in preflight.neuron_devices(self.settings)])
+            lines = [f"  {service}: {{ devices: !override {devices} }}" for service in NEURON_SERVICES]
+        folders = [source.path for source in self.adapters.values() if isinstance(source, Folder)]
+        if mounts := [f"{folder}:{folder}:ro" for folder in folders]:
+            lines.append(f"  exporter: {{ volumes: {json.dumps(mounts)} }}")
+        if not lines:
             return []
-        devices = json.dumps([f"{device}:{device}" for device in preflight.neuron_devices(self.settings)])
-        lines = [f"  {service}: {{ devices: !override {devices} }}" for service in NEURON_SERVICES]
-        self.devices_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.devices_file, "\n".join(["services:", *lines, ""]))
-        paths = [ROOT / "compose.yaml", ROOT / "compose.override.yaml", self.devices_file]
+        self.written_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.written_file, "\n".join(["services:", *lines, ""]))
+        paths = [ROOT / "compose.yaml", ROOT / "compose.override.yaml", self.written_file]
         return [word for path in paths if path.exists() for word in ("--file", str(path))]
 
     def command(self, *arguments: str, profile: str | None = None) -> list[str]:

@@ -205,7 +205,7 @@ class DockerStack(Stack):
                 f"kept Docker's build cache of {cache}, which all projects share (`docker builder prune` frees it)"
             )
         remove_all(self.settings)
-        files = (MODELS_LOCK, LOADTEST_LOCK, self.compose.devices_file, self.record, *self.served.files)
+        files = (MODELS_LOCK, LOADTEST_LOCK, self.compose.written_file, self.record, *self.served.files)
         for path in (self.state / file for file in files):
             path.unlink(missing_ok=True)
         for folder in (self.state / SBOMS, self.state / "traces"):

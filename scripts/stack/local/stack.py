@@ -257,7 +257,8 @@ class LocalStack(Stack):
             return
         # Another process, because PyTorch's memory must not stay with `make up`.
         pythonpath = programs.python_path(self.settings.transformers, self.state)
-        environment = command_environment(SYSTEMS=" ".join(systems)) | {"PYTHONPATH": pythonpath}
+        own = {"SYSTEMS": " ".join(systems), "ADAPTERS": self.settings["ADAPTERS"]}
+        environment = command_environment(**own) | {"PYTHONPATH": pythonpath}
         if code := call([sys.executable, "-m", "triton_transformers.models"], environment):
             sys.exit(code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class Adapters:
         self.masks: dict[tuple[int, ...], torch.Tensor] = {}
         parts: dict[str, list[tuple[int, torch.Tensor, torch.Tensor]]] = defaultdict(list)
         for number, folder in enumerate(folders, start=1):
-            for layer, (down, up) in matrices(name, network, folder).items():
+            for layer, (down, up) in matrices(f"{name}: the adapter in {folder.name}", network, folder).items():
                 parts[layer].append((number, down, up))
         self.layers = [
             AdaptedLayer(
@@ -97,37 +98,46 @@ class Adapters:
         return add
 
 
-def matrices(name: str, network: Any, folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the matrices A and B of each layer that an adapter changes, B with the adapter's scale."""
+def matrices(
+    adapter: str, network: Any, folder: Path, kinds: tuple[type, ...] = (Linear, Embedding)
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the matrices A and B of each layer that an adapter changes, B with the adapter's scale.
+
+    Raise UserError, which names the adapter so, if it changes anything but layers of these kinds.
+    """
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{name}: the adapter in {folder.name} has no {WEIGHTS}: save it with save_pretrained of peft")
-    options, pairs = read_options(name, folder), defaultdict[str, dict[bool, torch.Tensor]](dict)
+        raise UserError(f"{adapter} has no {WEIGHTS}: save it with save_pretrained of peft")
+    options, pairs = read_options(adapter, folder), defaultdict[str, dict[bool, torch.Tensor]](dict)
     renamings = [one for one in get_model_conversion_mapping(network) if isinstance(one, WeightRenaming)]
-    keys, own = network.base_model_prefix, network.state_dict()
+    keys, own, scales = network.base_model_prefix, network.state_dict(), {}
     for key, tensor in load_file(folder / WEIGHTS).items():
         ending = next((ending for ending in MATRICES if key.endswith(ending)), "")
-        weight = f"{key.removesuffix(ending).removeprefix('base_model.model.')}.weight"
-        weight, _ = rename_source_key(weight, renamings, [], keys, own)
+        stored = key.removesuffix(ending).removeprefix("base_model.model.")
+        weight, _ = rename_source_key(f"{stored}.weight", renamings, [], keys, own)
         layer = weight.removesuffix(".weight")
-        if not ending or weight not in own or type(network.get_submodule(layer)) not in (Linear, Embedding):
-            raise UserError(
-                f"{name}: the adapter in {folder.name} has '{key}', which changes no linear or embedding layer of "
-                f"{type(network).__name__}: {INSTEAD}"
-            )
+        if not ending or weight not in own or not isinstance(network.get_submodule(layer), kinds):
+            names = " or ".join(kind.__name__.lower() for kind in kinds)
+            network_name = type(network).__name__
+            raise UserError(f"{adapter} has '{key}', which changes no {names} layer of {network_name}: {INSTEAD}")
         pairs[layer][MATRICES[ending]] = tensor.float()
-    return {
-        layer: scaled(f"{name}: the adapter in {folder.name}", options, own, layer, pairs[layer]) for layer in pairs
-    }
+        patterns = (options.get("alpha_pattern") or {}).items()
+        scales[layer] = next((alpha for end, alpha in patterns if re.match(rf"(.*\.)?({end})$", stored)), None)
+    return {layer: scaled(adapter, options, own, layer, pairs[layer], scales[layer]) for layer in pairs}
 
 
 def scaled(
-    name: str, options: dict[str, Any], own: dict[str, torch.Tensor], layer: str, pair: dict[bool, torch.Tensor]
+    adapter: str,
+    options: dict[str, Any],
+    own: dict[str, torch.Tensor],
+    layer: str,
+    pair: dict[bool, torch.Tensor],
+    alpha: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return both matrices of a layer. Raise if they do not fit it, or each other."""
     down, up = pair.get(True, torch.empty(0)), pair.get(False, torch.empty(0))
     rank = options.get("r", 8) if not options.get("rank_pattern") else len(down)
     shape = tuple(own[f"{layer}.weight"].shape)
     if (*up.shape, *down.shape) not in ((shape[0], rank, rank, shape[1]), (shape[1], rank, rank, shape[0])):
-        raise UserError(f"{name} does not fit '{layer}' of its model, or its own options: download both again")
-    scale = options.get("lora_alpha", 8) / (math.sqrt(rank) if options.get("use_rslora") else rank)
-    return down, up * scale
+        raise UserError(f"{adapter} does not fit '{layer}' of its model, or its own options: download both again")
+    alpha = options.get("lora_alpha", 8) if alpha is None else alpha
+    return down, up * (alpha / (math.sqrt(rank) if options.get("use_rslora") else rank))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
+from typing import Any
 
 from shared import pretrained
 from shared.chat_template import IMAGES
@@ -14,6 +15,7 @@ from shared.generation import Job, TextGeneration
 from shared.lean_transformers import transformers
 from shared.parameters import flag_parameter, has_input, int_parameter, weights_folder
 from shared.prompts import TRANSFORMERS
+from shared.row_adapters import AdapterFiles, adapted
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # Each check whether a client still waits is a round trip to Triton.
@@ -22,6 +24,7 @@ CANCEL_CHECK_S = 0.25
 
 class BatchedGeneration(TextGeneration):
     engine_name = TRANSFORMERS
+    adapters: AdapterFiles | None = None
 
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> Decoder:
         self.gather_s = int_parameter(config, "gather_milliseconds", 10) / 1000
@@ -31,6 +34,7 @@ class BatchedGeneration(TextGeneration):
         return self.decoder
 
     def load_decoder(self, config: ModelConfig, args: InstanceArgs) -> Decoder:
+        self.adapters = AdapterFiles(weights_folder(config, args))
         if not has_input(config, IMAGES):
             model = pretrained.load(transformers.AutoModelForCausalLM, config, args)
             return Decoder(model, load_tokenizer(config, args))
@@ -39,6 +43,9 @@ class BatchedGeneration(TextGeneration):
         self.chat_images = ChatImages(config, args)
         model = pretrained.load(transformers.AutoModelForImageTextToText, config, args)
         return Decoder(model, self.chat_images.tokenizer)
+
+    def find_adapter(self, name: str) -> Any:
+        return self.adapters.find(name) if self.adapters else super().find_adapter(name)
 
     def placement(self) -> str:
         """Return the model's precision and device, for the log."""
@@ -91,7 +98,8 @@ class BatchedGeneration(TextGeneration):
                 job.update(check)
 
         try:
-            self.decoder.generate(rows, after_token)
+            with adapted(self.decoder.model, [row.options.adapter for row in rows]):
+                self.decoder.generate(rows, after_token)
         except Exception as error:
             return error.with_traceback(None)  # the traceback's frames hold the batch's memory
         finally:

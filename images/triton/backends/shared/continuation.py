@@ -40,6 +40,7 @@ class Options:
     skip_special_tokens: bool = True
     structured_outputs: Mapping[str, Any] | None = None
     lora_name: str = ""
+    adapter: Any = None  # the adapter of that name, as the engine found it
 
     @property
     def adjusts(self) -> bool:

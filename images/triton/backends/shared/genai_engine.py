@@ -15,8 +15,9 @@ from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, NO_TOKEN, load_pipeli
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import choice_parameter, instance_count, int_parameter, usable_cpus
 from shared.prompts import OPENVINO
+from shared.row_adapters import check_adapter
 from shared.text_tokenizer import LIMITS
-from shared.types import ConfigError, InstanceArgs, ModelConfig
+from shared.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
 
 # The engine computes probabilities in float32. It refuses a temperature or top_p that is 0 there, or a min_p of 1.
 SMALLEST, LARGEST = 1e-30, 1 - 1e-7
@@ -50,8 +51,15 @@ class GenAIGeneration(ContinuousGeneration):
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[-1]
                 raise ConfigError(f"OpenVINO GenAI cannot load {folder}: {reason}") from None
-        precision = json.loads((folder / LIMITS).read_text())["weights"]
-        return GenAIEngine(pipeline, precision, self.tokenizer.end_tokens)
+        limits = json.loads((folder / LIMITS).read_text())
+        self.adapters = limits.get("adapters", [])
+        return GenAIEngine(pipeline, limits["weights"], self.tokenizer.end_tokens)
+
+    def find_adapter(self, name: str) -> int:
+        """Return the number that marks a text of the adapter, as exporters/adapter_files.py made the graph."""
+        check_adapter(name, self.adapters)
+        place: int = self.adapters.index(name)
+        return self.tokenizer.vocabulary * (1 + place)
 
 
 class GenAIEngine(TokenEngine):
@@ -86,6 +94,10 @@ class GenAIEngine(TokenEngine):
             config.min_p = min(options.min_p, LARGEST)
             if options.top_k:
                 config.top_k = options.top_k
+        if options.adapter:
+            if options.repetition_penalty != 1:  # the engine looks for all tokens of the prompt in the vocabulary
+                raise BadRequest(f"option 'repetition_penalty': {OPENVINO} does not have it together with an adapter")
+            tokens = [tokens[0] + options.adapter, *tokens[1:]]
         self.handles[key] = self.pipeline.add_request(key, tensor(tokens), config)
         if options.logprobs:
             self.alternatives[key] = Alternatives(self.pipeline, tokens, options.logprobs)

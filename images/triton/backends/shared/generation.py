@@ -41,6 +41,7 @@ from shared.prompts import (
     read_option,
     read_request,
 )
+from shared.row_adapters import check_adapter
 from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
 from shared.types import BadRequest, Busy, Cancelled, ConfigError, InstanceArgs, ModelConfig
 
@@ -246,6 +247,8 @@ class TextGeneration(Backend):
             )
         options["max_new_tokens"] = min(options["max_new_tokens"], room)
         self.check_options(options)
+        if "lora_name" in requested:
+            options["adapter"] = self.find_adapter(requested["lora_name"])
         row: Row[Job] = Row(prompt, tokens, Options(**options), job)
         row.images = images
         return row
@@ -261,6 +264,10 @@ class TextGeneration(Backend):
         most = options["max_new_tokens"]
         if (least := options.get("min_tokens", 0)) > most:
             raise BadRequest(f"option 'min_tokens' is {least}, and 'max_new_tokens' is {most}: it must not be larger")
+
+    def find_adapter(self, name: str) -> Any:
+        """Return the adapter as Options holds it for the engine. Raise BadRequest if the model does not have it."""
+        check_adapter(name, ())
 
     def count_end(self, row: Row[Job]) -> None:
         """Count a text that has ended, and how long its client waited."""

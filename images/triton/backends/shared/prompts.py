@@ -161,7 +161,6 @@ OPENVINO, VLLM, TRANSFORMERS = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=p
 ENGINES: dict[str, tuple[str, ...]] = {
     "logit_bias": (VLLM, TRANSFORMERS),
     "structured_outputs": (),
-    "lora_name": (),
     IMAGES: (VLLM, TRANSFORMERS),
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +18,9 @@ from shared.continuation import Logprobs, Options, Row
 from shared.continuous_generation import ContinuousGeneration, EngineFailed, EngineStats, NewTokens, TokenEngine
 from shared.generation import Job
 from shared.memory import HEADROOM, one_load_at_a_time
-from shared.parameters import DEVICES, choice_parameter, has_input, parameter
+from shared.parameters import DEVICES, choice_parameter, has_input, parameter, weights_folder
 from shared.prompts import VLLM, PromptRequest
+from shared.row_adapters import CONFIG, FOLDER, WEIGHTS, AdapterFiles, adapter_names
 from shared.text_tokenizer import TextTokenizer
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
@@ -42,6 +45,9 @@ ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 MAX_REASON = 300
+# The ranks that vLLM reserves memory for, and how many adapters it keeps beside those of the batch.
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+MAX_ADAPTERS_IN_BATCH, KEPT_ADAPTERS = 8, 64
 
 T = TypeVar("T")
 
@@ -58,6 +64,7 @@ class VllmGeneration(ContinuousGeneration):
         tokenizer = super().load_model(config, args)
         self.engine: VllmEngine
         self.engine.end_tokens = tokenizer.end_tokens
+        self.adapters = VllmAdapters(weights_folder(config, args), self.engine)
         tokenizer.context = self.engine.context
         return tokenizer
 
@@ -89,10 +96,51 @@ class VllmGeneration(ContinuousGeneration):
                 f"{folder / SETTINGS} spreads the model over {gpus} GPUs: set KIND_MODEL in instance_group of "
                 "config.pbtxt, so that one instance gets all of them"
             )
+        arguments = adapter_arguments(folder) | arguments
         with one_load_at_a_time():
             if gpus == 1 and arguments.get(CACHE):
                 arguments[SHARE] = memory_share(args["model_name"], folder, arguments)
             return VllmEngine(arguments | {"max_num_seqs": self.max_batch})
+
+    def find_adapter(self, name: str) -> Any:
+        return self.adapters.find(name)
+
+
+class VllmAdapters(AdapterFiles):
+    """The adapters as vLLM's requests name them."""
+
+    def __init__(self, weights: Path, engine: VllmEngine) -> None:
+        super().__init__(weights)
+        self.engine, self.numbers = engine, itertools.count(1)
+
+    def load(self, folder: Path) -> Any:
+        """Let vLLM read the adapter now: a missing file would end the engine later."""
+        from vllm.lora.request import LoRARequest
+
+        number = next(self.numbers)  # one that replaces another has a name of its own, also for the prefix cache
+        request = LoRARequest(f"{folder.name}@{number}", number, str(folder))
+        try:
+            self.engine.call(self.engine.engine.add_lora, request)
+        except Exception as error:
+            raise RuntimeError(
+                f"vLLM {version()} cannot serve the adapter '{folder.name}': {reason(error)}. Load the model again, or "
+                f"change max_lora_rank in {SETTINGS}"
+            ) from error
+        return request
+
+
+def adapter_arguments(folder: Path) -> dict[str, Any]:
+    """Return the defaults of the arguments for adapters: none without adapters, because they take memory."""
+    configs = [json.loads((folder / FOLDER / name / CONFIG).read_text()) for name in adapter_names(folder)]
+    if not configs:
+        return {}
+    rank = max(config["r"] for config in configs)
+    return {
+        "enable_lora": True,
+        "max_loras": min(len(configs), MAX_ADAPTERS_IN_BATCH),
+        "max_cpu_loras": KEPT_ADAPTERS,
+        "max_lora_rank": next((size for size in RANKS if size >= rank), rank),
+    }
 
 
 def check_device(config: ModelConfig, args: InstanceArgs) -> None:
@@ -173,7 +221,8 @@ def memory_share(name: str, folder: Path, arguments: dict[str, Any]) -> float:
         loaded = size(stored, chosen_dtype(arguments["dtype"], stored))
     else:  # quantized
         loaded = sum(file.stat().st_size for file in weight_files(weights))
-    needed = loaded * HEADROOM + arguments[CACHE]
+    adapters = (path.stat().st_size for path in folder.glob(f"{FOLDER}/*/{WEIGHTS}"))
+    needed = loaded * HEADROOM + arguments[CACHE] + arguments.get("max_loras", 0) * max(adapters, default=0)
     free, total = torch.cuda.mem_get_info(0)
     if needed > free:
         raise ConfigError(
@@ -236,7 +285,9 @@ class VllmEngine(TokenEngine):
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        self.call(self.engine.add_request, str(key), prompt or TokensPrompt(prompt_token_ids=tokens), sampling)
+        adapter = {"lora_request": options.adapter} if options.adapter else {}
+        prompt = prompt or TokensPrompt(prompt_token_ids=tokens)
+        self.call(partial(self.engine.add_request, **adapter), str(key), prompt, sampling)
         self.keys[key] = options.logprobs or 0
 
     def cancel(self, key: int) -> None:

@@ -19,6 +19,9 @@ from typing import Any, NotRequired, TypedDict
 import torch
 import transformers
 
+from shared.row_adapters import AdapterFiles, adapted
+
+from .lora.request import LoRARequest
 from .sampling_params import RequestOutputKind, SamplingParams
 
 __version__ = "0.27.1"
@@ -49,6 +52,10 @@ class EngineArgs:
     pipeline_parallel_size: int = 1
     quantization: str | None = None
     disable_log_stats: bool = False
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_cpu_loras: int | None = None
+    max_lora_rank: int = 16
 
 
 @dataclasses.dataclass
@@ -64,6 +71,7 @@ class Request:
     prompt: list[int]
     params: SamplingParams
     images: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    adapter: Any = None  # its matrices
     read: int = 0  # tokens of the prompt
     cached_tokens: int = 0
     new: list[int] = dataclasses.field(default_factory=list)
@@ -92,6 +100,7 @@ class LLMEngine:
         self.model_config = SimpleNamespace(dtype=self.model.dtype, quantization=None, max_model_len=length)
         self.engine_core = SimpleNamespace(shutdown=self.shut_down)
         self.args = args
+        self.adapters: dict[str, Any] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.prompts: list[list[int]] = []  # those in the prefix cache
@@ -109,7 +118,19 @@ class LLMEngine:
     ) -> LLMEngine:
         return cls(engine_args, stat_loggers or [])
 
-    def add_request(self, request_id: str, prompt: TokensPrompt, params: SamplingParams) -> str:
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        if not self.args.enable_lora:
+            raise RuntimeError("LoRA is not enabled.")
+        rank = json.loads((Path(lora_request.lora_path) / "adapter_config.json").read_text())["r"]
+        if rank > self.args.max_lora_rank:
+            raise ValueError(f"LoRA rank {rank} is greater than max_lora_rank {self.args.max_lora_rank}.")
+        folder = Path(lora_request.lora_path)
+        self.adapters[lora_request.lora_name] = AdapterFiles(folder.parents[1]).load(folder)
+        return True
+
+    def add_request(
+        self, request_id: str, prompt: TokensPrompt, params: SamplingParams, lora_request: LoRARequest | None = None
+    ) -> str:
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a string, got {type(request_id)}")
         tokens, images = prompt["prompt_token_ids"], {}
@@ -126,7 +147,8 @@ class LLMEngine:
                 f"{self.model_config.max_model_len}. Make sure that `max_model_len` is no smaller than the number of "
                 "text tokens."
             )
-        self.waiting.append(Request(request_id, list(tokens), params, dict(images)))
+        adapter = self.adapters[lora_request.lora_name] if lora_request else None
+        self.waiting.append(Request(request_id, list(tokens), params, dict(images), adapter))
         return f"{request_id}-0a1b2c3d"
 
     def abort_request(self, request_ids: list[str], internal: bool = False) -> None:
@@ -165,9 +187,9 @@ class LLMEngine:
         if not unread:
             return budget
         images = {} if request.read else request.images
-        logits = self.model(torch.tensor([unread]), past_key_values=request.cache, use_cache=True, **images).logits[
-            0, -1
-        ]
+        with adapted(self.model, [request.adapter]):
+            answer = self.model(torch.tensor([unread]), past_key_values=request.cache, use_cache=True, **images)
+        logits = answer.logits[0, -1]
         request.read += len(unread)
         if request.read == len(request.prompt) + len(request.new):
             request.new.append(sample(adjusted(logits, request), request))
