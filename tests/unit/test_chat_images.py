@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import io
+import json
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from shared.continuation import Options, Row
 from shared.decoding import Decoder
 from shared.types import BadRequest
 from tests.support.checkpoints.vision_language import FAMILIES, save_vision_language
+from tests.support.python_backend import instance_args, parameters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,6 +52,7 @@ CHATS = {
 
 class Loaded:
     def __init__(self, folder: Any) -> None:
+        self.folder = folder
         arguments = {"model_repository": str(folder.parent), "model_version": folder.name}
         self.images = ChatImages({}, arguments)
         self.model = AutoModelForImageTextToText.from_pretrained(folder).eval()
@@ -177,3 +181,39 @@ def picture_of(size: tuple[int, int]) -> bytes:
     file = io.BytesIO()
     Image.new("L", size, 200).save(file, "PNG")
     return file.getvalue()
+
+
+# --- the backend ------------------------------------------------------------------------------------------------------
+
+
+def test_backend_prepares_the_images_of_few_requests_at_a_time(load, pb_utils):
+    """Prepared images take much memory. A wrong image, like an answer, makes room for the next request."""
+    library = load("llava")
+    backend = importlib.import_module("shared.batched_generation").BatchedGeneration()
+    config = {"input": [{"name": "images"}]} | parameters(max_batch=1)
+    backend.initialize(instance_args(library.folder.parent, config))
+    requests = []
+    for number in range(9):
+        chat = [user(picture(number), "What is this?")]
+        (messages, files) = library.sent(chat)
+        sent = {
+            "messages": np.array([json.dumps(messages).encode()], object),
+            "images": np.array([files[0][: 99 if number % 2 else None]], object),
+            "max_new_tokens": [NEW_TOKENS],
+        }
+        requests.append((chat, pb_utils.InferenceRequest(["text", "num_input_tokens"], **sent)))
+    backend.execute([request for _, request in requests])
+    for number, (chat, request) in enumerate(requests):
+        assert request.sender.finished.wait(60)
+        response = request.sender.responses[0]
+        if number % 2:
+            assert response.error == ("INVALID_ARG", "input 'images': row 0 is not a whole JPEG, PNG or WebP file")
+            continue
+        prompt, new = library.reference(chat)
+        assert response.outputs == {
+            "text": [library.decoder.decode(new).encode()],
+            "num_input_tokens": [len(prompt)],
+        }
+    assert [backend.image_room.acquire(timeout=60) for _ in range(2)] == [True, True]
+    assert not backend.image_room.acquire(blocking=False)
+    backend.finalize()

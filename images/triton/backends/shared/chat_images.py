@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from shared.chat_template import IMAGES, MESSAGES, ChatTemplate, Message
-from shared.images import MAX_PIXELS, opened, upright
+from shared.images import LARGE_PIXELS, MAX_PIXELS, opened, upright
 from shared.parameters import int_parameter, weights_folder
 from shared.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
 
@@ -31,6 +33,7 @@ class ChatImages:
 
     def __init__(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.max_pixels = int_parameter(config, "max_pixels", MAX_PIXELS)
+        self.large = threading.Lock()  # decoded and processed, images take much memory: one request with large ones
         Image.MAX_IMAGE_PIXELS = None  # we check max_pixels instead
         folder = weights_folder(config, args)
         try:
@@ -77,14 +80,16 @@ class ChatImages:
             return self.tokens(prompt), {}
         if prompt.count(self.processor.image_token) != len(files):
             raise self._imitated()
-        images = self.decode(files)
-        try:
-            special = self.adds_special_tokens(prompt)
-            inputs = dict(
-                self.processor(text=[prompt], images=[images], add_special_tokens=special, return_tensors="pt")
-            )
-        except Exception as error:  # a processor raises anything, such as for a video's token in a text
-            raise BadRequest(f"input '{IMAGES}': the model's processor cannot read them: {error}"[:300]) from None
+        pixels = self.check_sizes(files)
+        with self.large if pixels > LARGE_PIXELS else contextlib.nullcontext():
+            images = self.decode(files)
+            try:
+                special = self.adds_special_tokens(prompt)
+                inputs = dict(
+                    self.processor(text=[prompt], images=[images], add_special_tokens=special, return_tensors="pt")
+                )
+            except Exception as error:  # a processor raises anything, such as for a video's token in a text
+                raise BadRequest(f"input '{IMAGES}': the model's processor cannot read them: {error}"[:300]) from None
         tokens = inputs.pop("input_ids")[0].tolist()
         inputs.pop("attention_mask", None)
         return tokens, inputs
@@ -107,8 +112,8 @@ class ChatImages:
         names = " or ".join(sorted(self.placeholders))
         return BadRequest(f"a text has {names}, which stands for an image to this model: send '{IMAGES}' instead")
 
-    def decode(self, files: Sequence[bytes]) -> list[Image.Image]:
-        """Return the images, upright and in colours. Check the sizes of all by their headers first."""
+    def check_sizes(self, files: Sequence[bytes]) -> int:
+        """Return the pixels of all images, by their headers. Raise BadRequest if they are too many."""
         total = 0
         for row, file in enumerate(files):
             where = f"input '{IMAGES}': row {row}"
@@ -119,6 +124,10 @@ class ChatImages:
                 raise BadRequest(f"{where} makes the images larger than max_pixels={self.max_pixels} together")
             if max(width, height) > MAX_RATIO * min(width, height):
                 raise BadRequest(f"{where} is more than {MAX_RATIO} times as long as wide")
+        return total
+
+    def decode(self, files: Sequence[bytes]) -> list[Image.Image]:
+        """Return the images, upright and in colours."""
         images = []
         for row, file in enumerate(files):
             with opened(f"input '{IMAGES}': row {row}", file) as image:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -87,6 +87,8 @@ class TextGeneration(Backend):
         self.cancellable: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
         self.chat_images: ChatImages | None = None  # load_model() sets it for a model that takes images
         self.image_workers = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="images")
+        # Prepared images take many times the memory of their files: those of the running batch and the next one exist.
+        self.image_room = threading.Semaphore(2 * self.max_batch)
         self.model = self.load_model(config, args)
 
     @abstractmethod
@@ -136,24 +138,36 @@ class TextGeneration(Backend):
                 continue
             accept = partial(self.accept, read, sender, request.request_id(), wishes)
             if read.images:  # preparing them takes long, and other requests wait for this thread
-                self.image_workers.submit(accept)
+                self.image_workers.submit(self.accept_images, accept)
             else:
                 accept()
 
+    def accept_images(self, accept: Callable[..., None]) -> None:
+        """Accept a request with images when there is room, which it holds until it is answered."""
+        self.image_room.acquire()
+        accept(on_finish=self.image_room.release)
+
     def accept(
-        self, read: PromptRequest, sender: pb_utils.InferenceResponseSender, id: str, wishes: Mapping[str, Any]
+        self,
+        read: PromptRequest,
+        sender: pb_utils.InferenceResponseSender,
+        id: str,
+        wishes: Mapping[str, Any],
+        on_finish: Callable[[], object] | None = None,
     ) -> None:
         """Queue the prompts of a request, or answer it with the error."""
         shows_status, one_answer = bool(wishes.get(ERROR_STATUS)), bool(wishes.get(ONE_ANSWER))
         try:
             job = self.prepare(read, sender, one_answer)
-            job.shows_status = shows_status
+            job.on_finish, job.shows_status = on_finish, shows_status
             if one_answer:
                 # docs/triton-faults.md#calls-that-wait
                 sender.send(pb_utils.InferenceResponse([]))
                 job.hides_errors = True
         except Exception as error:
             serving.send_last(sender, serving.error_response(error, shows_status))
+            if on_finish:
+                on_finish()
             return
         if id:
             self.cancellable[id] = job
@@ -302,6 +316,7 @@ class Job:
         self.sent = self.sent_tokens = self.sent_logprobs = 0
         self.shows_status = False  # an error's message begins with its status
         self.hides_errors = False  # an error is an output: docs/triton-faults.md#errors-of-called-models
+        self.on_finish: Callable[[], object] | None = None
         self.finished = False  # the last response is sent
         self.end_requested = False
         self.arrived_at = time.monotonic()
@@ -358,7 +373,9 @@ class Job:
     def finish(self, response: pb_utils.InferenceResponse) -> None:
         self.finished = True
         for row in self.rows:
-            row.done = True
+            row.done, row.images = True, None
+        if self.on_finish:
+            self.on_finish()
         serving.send_last(self.sender, response)
         # Free its shared memory now. The job and its rows refer to each other, so Python frees them later.
         del self.sender
