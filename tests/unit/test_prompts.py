@@ -166,9 +166,10 @@ def test_options_have_one_meaning_wherever_they_are(read, inputs, parameters, ex
     [
         ({}, {"top_l": 3}, "unknown parameter 'top_l': the options are max_new_tokens, temperature, top_p"),
         ({}, {"top_k": -2}, "parameter 'top_k' must be a whole number of at least 1; 0 or"),
+        ({"sampling_parameters": sampling(tools="[" * 100_000)}, {}, "'tools' must be a list of objects"),
         ({}, {"min_p": 1.1}, "parameter 'min_p' must be from 0 to 1"),
         ({}, {"presence_penalty": 2.1}, "parameter 'presence_penalty' must be from -2 to 2"),
-        ({}, {"repetition_penalty": 0}, "parameter 'repetition_penalty' must be more than 0"),
+        ({}, {"repetition_penalty": 0}, "parameter 'repetition_penalty' must be from 0.01 to 100"),
         ({"sampling_parameters": sampling(logit_bias={"a": 1})}, {}, "'logit_bias' must be an object of at most 300"),
         ({"sampling_parameters": sampling(logit_bias={"5": 101})}, {}, "with numbers from -100 to 100"),
         ({"sampling_parameters": sampling(logprobs=21)}, {}, "'logprobs' must be a whole number from 0 to 20"),

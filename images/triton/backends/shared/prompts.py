@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,33 +82,25 @@ def strings(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def parsed(value: Any) -> Any:
-    """Return a JSON value; a parameter of a request cannot be an object, so there it is a string."""
-    return json.loads(value) if isinstance(value, str) else value
-
-
-def json_object(value: Any) -> dict[str, Any]:
-    if not isinstance(value := parsed(value), dict):
-        raise TypeError
-    return value
-
-
-def json_list(value: Any) -> list[Any]:
-    if not isinstance(value := parsed(value), list):
+def parsed(value: Any, kind: type) -> Any:
+    """Return a JSON value of this type. A parameter of a request cannot be an object, so there it is a string."""
+    value = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, kind):
         raise TypeError
     return value
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
-    return tuple(map(whole_number, json_list(value)))
+    return tuple(map(whole_number, parsed(value, list)))
 
 
 def biases(value: Any) -> dict[int, float]:
-    return {whole_number(token): float(bias) for token, bias in json_object(value).items()}
+    return {whole_number(token): float(bias) for token, bias in parsed(value, dict).items()}
 
 
 PENALTY = Rule(float, lambda p: -MAX_PENALTY <= p <= MAX_PENALTY, f"from -{MAX_PENALTY} to {MAX_PENALTY}")
 FLAG = Rule(flag, lambda _: True, "true or false")
+JSON_OBJECT = Rule(partial(parsed, kind=dict), lambda _: True, "an object")
 # The options that a model's config.pbtxt may set as parameters.
 NUMBERS = {
     "max_new_tokens": Rule(whole_number, lambda n: 1 <= n < 2**31, "a whole number of at least 1", 64),
@@ -118,7 +111,7 @@ NUMBERS = {
     "min_p": Rule(float, lambda p: 0 <= p <= 1, "from 0 to 1"),
     "presence_penalty": PENALTY,
     "frequency_penalty": PENALTY,
-    "repetition_penalty": Rule(float, lambda p: 0 < p < math.inf, "more than 0 (1: none)"),
+    "repetition_penalty": Rule(float, lambda p: 0.01 <= p <= 100, "from 0.01 to 100 (1: none)"),
 }
 RULES = NUMBERS | {
     "stop": Rule(
@@ -146,13 +139,15 @@ RULES = NUMBERS | {
     ),
     "skip_special_tokens": FLAG,
     "structured_outputs": Rule(
-        json_object,
+        JSON_OBJECT.read,
         lambda own: len(own) == 1 and own.keys() <= {*STRUCTURES},
         f"an object with one of {', '.join(STRUCTURES)}",
     ),
     "lora_name": Rule(string, bool, "the name of an adapter"),
-    "tools": Rule(json_list, lambda tools: all(isinstance(tool, dict) for tool in tools), "a list of objects"),
-    "chat_template_kwargs": Rule(json_object, lambda _: True, "an object"),
+    "tools": Rule(
+        partial(parsed, kind=list), lambda own: all(isinstance(tool, dict) for tool in own), "a list of objects"
+    ),
+    "chat_template_kwargs": JSON_OBJECT,
 }
 
 # The engines that have an option, or the input `images`; each engine has the options that are not listed here.
@@ -287,7 +282,7 @@ def read_option(rule: Rule, place: str, value: Any) -> Any:
         result = rule.read(value)
         if rule.accepts(result):
             return result
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         pass
     raise BadRequest(f"{place} must be {rule.description}")
 
