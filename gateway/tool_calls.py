@@ -48,6 +48,7 @@ class Family(NamedTuple):
     bare: bool = False  # an answer that begins with the JSON of a known tool is a call, too
     special: bool = False  # the tokenizer takes the markers for special tokens, which are not in texts by default
     # What a grammar enforces: the texts before all calls, around the arguments of one, between calls, and after all.
+    # Without the last one it enforces one call, because xgrammar (0.1.31) must know where a list of calls ends.
     first: str = ""
     before: str = '{"name": "%s", "arguments": '
     after: str = "}"
@@ -56,8 +57,8 @@ class Family(NamedTuple):
 
 
 HERMES = Family(
-    ("<tool_call>",), ("</tool_call>",), before='<tool_call>\n{"name": "%s", "arguments": ', after="}\n</tool_call>",
-    between="\n",
+    ("<tool_call>",), ("</tool_call>",),
+    first="<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", last="\n</tool_call>",
 )  # fmt: skip
 GENERIC = Family((), bare=True, first="[", last="]")
 PHI = Family(
@@ -80,15 +81,14 @@ FAMILIES = {
     "hermes": HERMES,
     "llama3": Family(
         ("<|python_tag|>",), dropped=("<|eom_id|>", "<|eot_id|>"), bare=True, special=True,
-        before='{"name": "%s", "parameters": ', between="; ",
+        before='{"name": "%s", "parameters": ', after="", between="}; ", last="}",
     ),
     "mistral": MISTRAL,
-    "mistral_args": MISTRAL._replace(first="", before="[TOOL_CALLS]%s[ARGS]", after="", between="", last=""),
+    "mistral_args": MISTRAL._replace(first="", before="[TOOL_CALLS]%s[ARGS]", after="", last=""),
     "phi": PHI,
     "granite": PHI._replace(last="]"),
     "harmony": Family(
-        (), special=True, before="<|channel|>commentary to=functions.%s <|constrain|>json<|message|>", after="",
-        between="<|end|><|start|>assistant",
+        (), special=True, before="<|channel|>commentary to=functions.%s <|constrain|>json<|message|>", after=""
     ),
     "qwen3_coder": HERMES._replace(
         begins=("<tool_call>", "<function="), ends=("</function>", "</tool_call>"),
@@ -99,7 +99,7 @@ FAMILIES = {
     ),
     "gemma4": Family(
         ("<|tool_call>",), ("<tool_call|>",), header=rf"call:{NAME}", special=True, quote='<|"|>',
-        before="<|tool_call>call:%s", after="<tool_call|>", between="",
+        first="<|tool_call>", before="call:%s", after="", between="<tool_call|><|tool_call>", last="<tool_call|>",
     ),
     "deepseek": DEEPSEEK,
     "deepseek_v31": DEEPSEEK._replace(
@@ -537,14 +537,10 @@ def calls_format(
         tag(form.before % own["name"], schema_format({"type": "object"} | (own.get("parameters") or EMPTY)), form.after)
         for own in functions
     ]
-    calls = {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": form.between,
-        "at_least_one": True,
-        "stop_after_first": not parallel or bool(named),
-    }
-    return sequence(constant(form.first), calls, constant(form.last))
+    if named or not parallel or not form.last:
+        return sequence(constant(form.first), either(*tags), constant(form.last))
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": form.between, "at_least_one": True}
+    return tag(form.first, calls, form.last)
 
 
 def answer_format(structured: dict[str, Any]) -> dict[str, Any]:

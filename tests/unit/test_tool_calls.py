@@ -158,8 +158,9 @@ def test_long_answers_take_linear_time_and_deep_ones_no_recursion():
 def test_parser_reads_what_the_grammar_enforces(family):
     form = FAMILIES[family]
     one = form.before % "weather" + ARGUMENTS + form.after
-    text = form.first + one + form.between + form.before % "now" + "{}" + form.after + form.last
-    check(family, "harmony" if family == "harmony" else "", text, ("", "", [CALL, NOW]))
+    more = form.between + form.before % "now" + "{}" + form.after if form.last else ""
+    text = form.first + one + more + form.last
+    check(family, "harmony" if family == "harmony" else "", text, ("", "", [CALL, NOW] if more else [CALL]))
 
 
 NAMED = {"type": "function", "function": {"name": "now"}}
@@ -186,13 +187,15 @@ def test_grammar_of_required_and_named_tools():
         "type": "tag",
         "begin": '{"name": "now", "parameters": ',
         "content": {"type": "json_schema", "json_schema": {"type": "object", "additionalProperties": False}},
-        "end": "}",
+        "end": "",
     }
-    named = calls(NAMED, True)
-    assert named["tags"] == [now] and named["stop_after_first"] and named["at_least_one"]
+    end = {"type": "const_string", "value": "}"}
+    assert calls(NAMED, True) == {"type": "sequence", "elements": [now, end]}
     required = calls("required", True)
-    assert len(required["tags"]) == 2 and now in required["tags"] and not required["stop_after_first"]
-    assert calls("required", False)["stop_after_first"]
+    assert required["end"] == "}" and required["content"]["at_least_one"]
+    assert len(required["content"]["tags"]) == 2 and now in required["content"]["tags"]
+    either, after = calls("required", False)["elements"]
+    assert either == {"type": "or", "elements": required["content"]["tags"]} and after == end
 
 
 def test_grammar_allows_reasoning_and_the_schema_of_an_answer_without_calls():

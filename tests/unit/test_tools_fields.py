@@ -76,7 +76,7 @@ def test_grammar_has_no_reasoning_that_is_switched_off():
     thinking = use("required", served=system("hermes", "think")).options()["structured_outputs"]
     off = use("required", served=system("hermes", "think"), template_kwargs={"enable_thinking": False})
     assert thinking["structural_tag"]["format"]["type"] == "or"
-    assert off.options()["structured_outputs"]["structural_tag"]["format"]["type"] == "tags_with_separator"
+    assert off.options()["structured_outputs"]["structural_tag"]["format"]["type"] == "tag"
 
 
 def test_options_of_the_model():
