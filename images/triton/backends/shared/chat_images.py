@@ -79,7 +79,7 @@ class ChatImages:
         if not files:
             return self.tokens(prompt), {}
         if prompt.count(self.processor.image_token) != len(files):
-            raise self._imitated()
+            raise self._imitated(MESSAGES)
         pixels = self.check_sizes(files)
         with self.large if pixels > LARGE_PIXELS else contextlib.nullcontext():
             images = self.decode(files)
@@ -103,14 +103,14 @@ class ChatImages:
         """Return whether the template left them to the processor, as many of these models' templates do."""
         return not prompt.startswith(self.tokenizer.bos_token or "\0")
 
-    def check_text(self, tokens: Sequence[int]) -> None:
+    def check_text(self, tokens: Sequence[int], name: str = MESSAGES) -> None:
         """Raise BadRequest if a request without images has the tokens of one: the model would have no pixels for it."""
         if not set(self.placeholders.values()).isdisjoint(tokens):
-            raise self._imitated()
+            raise self._imitated(name)
 
-    def _imitated(self) -> BadRequest:
+    def _imitated(self, name: str) -> BadRequest:
         names = " or ".join(sorted(self.placeholders))
-        return BadRequest(f"a text has {names}, which stands for an image to this model: send '{IMAGES}' instead")
+        return BadRequest(f"input '{name}': a text has {names}, which stands for an image to this model: remove it")
 
     def check_sizes(self, files: Sequence[bytes]) -> int:
         """Return the pixels of all images, by their headers. Raise BadRequest if they are too many."""

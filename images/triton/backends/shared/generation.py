@@ -243,7 +243,7 @@ class TextGeneration(Backend):
         else:
             tokens, images = self.encoded(job.request, prompt)
         if self.chat_images and not images:
-            self.chat_images.check_text(tokens)
+            self.chat_images.check_text(tokens, name)
         if not tokens:
             raise BadRequest(f"input '{name}' is empty, and this model has no token to begin a text with")
         if max(tokens) >= self.model.vocabulary:
