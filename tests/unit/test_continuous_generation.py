@@ -164,6 +164,35 @@ def test_text_joins_while_another_runs(served):
     assert short.pieces_before < 10 < len(long.responses)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "new_tokens", "steps", "shares"),
+    [
+        ([1, 2, 3], 1, 1, True),  # the engine has read the whole prompt of the running text, [1, 2], and no more
+        ([1, 2, 3], 2, 2, False),
+        ([1, 2], 1, 1, False),
+        ([1, 3], 1, 1, False),
+        ([1, 3], 0, 1, True),  # it has read a part
+        ([1, 3], 0, 0, False),  # or nothing
+        ([2, 3], 0, 1, False),
+    ],
+)
+def test_text_waits_while_it_would_share_a_block_that_is_not_full(prompt, new_tokens, steps, shares):
+    from shared.continuation import Row
+    from shared.continuous_generation import may_share_block
+
+    running = Row("", [1, 2], None)
+    running.tokens += range(new_tokens)
+    running.steps = steps
+    assert may_share_block(prompt, running) is shares
+
+
+def test_prompts_that_begin_alike_are_answered_as_alone(served):
+    model = served("llama", batched_tokens=8, max_batch=4)
+    prompts = [("It is so late " * 3)[:length] for length in range(3, 40, 3)]
+    alone = [text(model, prompt) for prompt in prompts]
+    assert together(model, prompts) == alone
+
+
 def test_request_is_timed_from_its_arrival_to_its_last_response(served, monkeypatch):
     """Triton's own time ends when execute() returns."""
 

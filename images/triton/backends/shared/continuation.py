@@ -71,6 +71,7 @@ class Row(Generic[Owner]):
     def reset(self) -> None:
         """Reset the row; called again when its batch failed and is retried."""
         self.tokens = list(self.prompt_tokens)
+        self.steps = 0  # of the model, since the row runs
         self.first_token_at = self.last_token_at = math.nan  # by time.monotonic()
         # Tokens of the prompt whose keys and values the engine had; None if it does not count them.
         self.cached_tokens: int | None = 0

@@ -53,6 +53,8 @@ class TokenEngine(ABC):
 
     name: str  # label `engine` of the metric transformers_engine
     precision: str  # label `precision`
+    # A text gets wrong tokens if it begins in a block of the cache that a running text has not filled yet.
+    confuses_blocks = False
 
     @abstractmethod
     def add(self, key: int, tokens: list[int], options: Options) -> None:
@@ -87,6 +89,7 @@ class ContinuousGeneration(TextGeneration):
         self.tokenizer, self.engine = tokenizer, engine
         self.rows: dict[int, Row[Job]] = {}
         self.keys = itertools.count()
+        self.held: Row[Job] | None = None  # the first of the waiting rows
         self.next_check = 0.0
         self.prefix_tokens = 0
         return tokenizer
@@ -104,6 +107,8 @@ class ContinuousGeneration(TextGeneration):
             try:
                 for new in self.engine.step():
                     self.add_tokens(new)
+                for row in self.rows.values():
+                    row.steps += 1
             except Exception as error:
                 for job in jobs:
                     job.fail(error)
@@ -120,8 +125,12 @@ class ContinuousGeneration(TextGeneration):
 
     def admit(self) -> bool:
         """Give waiting rows to the engine while it has room; wait if it has none at all. Return False at the end."""
-        while not self.rows or (len(self.rows) < self.max_batch and not self.waiting.empty()):
-            if (row := self.waiting.get()) is None:  # finalize() was called
+        while not self.rows or (len(self.rows) < self.max_batch and (self.held or not self.waiting.empty())):
+            row, self.held = self.held or self.waiting.get(), None
+            if row and self.shares_block(row):
+                self.held = row  # for a step; the engine reads prompts one after the other anyway
+                break
+            if row is None:  # finalize() was called
                 if not self.rows:
                     return False
                 self.waiting.put(None)
@@ -137,10 +146,16 @@ class ContinuousGeneration(TextGeneration):
                 row.owner.fail(error)
         return True
 
+    def shares_block(self, row: Row[Job]) -> bool:
+        running = self.rows.values() if self.engine.confuses_blocks else ()
+        return any(may_share_block(row.prompt_tokens, other) for other in running)
+
     def begin(self, key: int, row: Row[Job]) -> None:
         self.engine.add(key, row.prompt_tokens, row.options)
 
     def fail_waiting(self, error: Exception) -> None:
+        if self.held:
+            self.held.owner.fail(error)
         while not self.waiting.empty():
             if row := self.waiting.get():
                 row.owner.fail(error)
@@ -178,6 +193,14 @@ class ContinuousGeneration(TextGeneration):
             self.prefix_tokens = stats.prefix_tokens
         self.metrics.set(
             running_texts=len(self.rows),
-            waiting_texts=self.waiting.qsize(),
+            waiting_texts=self.waiting.qsize() + bool(self.held),
             cache_usage_ratio=stats.cache_usage if self.rows else 0.0,
         )
+
+
+def may_share_block(prompt: list[int], running: Row[Job]) -> bool:
+    """Return whether the last block of the running text may hold only tokens that the prompt begins with."""
+    other = running.prompt_tokens
+    if running.new_tokens:  # after the first, the block has tokens of its own
+        return running.new_tokens == 1 and prompt[: len(other)] == other != prompt
+    return running.steps > 0 and prompt[0] == other[0]  # a step has read a part of its prompt

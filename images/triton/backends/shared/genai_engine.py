@@ -64,6 +64,8 @@ class GenAIGeneration(ContinuousGeneration):
 
 class GenAIEngine(TokenEngine):
     name = "openvino-genai"
+    # With prefix caching, in 2026.4.1: of 3,840 texts among others that began like them, 19 were wrong.
+    confuses_blocks = True
 
     def __init__(self, pipeline: genai.ContinuousBatchingPipeline, precision: str, end_tokens: frozenset[int]) -> None:
         self.pipeline = pipeline
