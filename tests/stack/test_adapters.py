@@ -89,6 +89,11 @@ def test_texts_of_adapters_are_those_of_merged_weights_alone_and_mixed(served, e
     asked = [(adapter, prompt) for prompt in PROMPTS for adapter in ("", "tone", "legal")]
     for adapter, prompt in asked[:6]:
         assert complete(served, named(system, adapter), prompt) == expected(adapter, prompt)
+    if system == "dialects":
+        with pytest.raises(HTTPError) as refusal:
+            served.post("/v1/completions", model="dialects:tone", prompt="a", repetition_penalty=1.5)
+        message = "'repetition_penalty': OpenVINO GenAI does not have it together with an adapter"
+        assert refusal.value.code == 400 and message in json.load(refusal.value)["error"]["message"]
     # The prompts before are in the prefix cache now, each with the keys and values of its own adapter.
     together = send_concurrently(
         len(asked), lambda number: complete(served, named(system, asked[number][0]), asked[number][1])

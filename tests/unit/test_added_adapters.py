@@ -9,10 +9,16 @@ from functools import partial
 from pathlib import Path
 
 import huggingface_hub
+import openvino
+import openvino_genai as genai
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
+from scripts.stack.__main__ import remove_adapter
+from scripts.stack.docker.compose import Compose
+from shared.genai_pipeline import NO_TOKEN, load_pipeline, tensor
 from shared.row_adapters import AdapterFiles, adapted
 from shared.types import BadRequest
 from tests.support.checkpoints import language
@@ -27,7 +33,7 @@ from triton_transformers.models.added_adapters import (
     requested_adapters,
     set_parameter,
 )
-from triton_transformers.models.exporters import adapter_files
+from triton_transformers.models.exporters import adapter_files, language_graph
 from triton_transformers.models.sources import Folder, Hub
 from triton_transformers.settings import Settings, UserError
 
@@ -103,6 +109,60 @@ def test_adapters_are_found_while_they_come_and_go(base, stored, tmp_path):
     assert not files.loaded
 
 
+@pytest.mark.parametrize("kind", ["falcon", "gpt_oss", "phi3"])
+def test_openvinos_graph_gives_each_text_of_a_batch_its_adapter(kind, tmp_path):
+    base, version = language.save_decoder(tmp_path / "base", kind), tmp_path / "1"
+    network = merged(base, None)
+    linear = {name.rpartition(".")[2] for name, part in network.named_modules() if isinstance(part, torch.nn.Linear)}
+    vocabulary, folders = network.config.vocab_size, []
+    for seed, layers in enumerate(("|".join(linear), max(linear)), 1):
+        saved = save_adapter(tmp_path / f"saved{seed}", base, layers=layers, seed=seed)
+        folders.append(tmp_path / f"1/adapters/{seed}")
+        adapter_files.write("x:tone", saved, folders[-1], base)
+    # Longer than the part of a prompt that a step reads, and than a block of the prefix cache.
+    prompt = [1, *range(9, 89)]
+    tokens = torch.tensor([prompt])
+    expected = [
+        merged(base, folder)
+        .generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=6, do_sample=False, eos_token_id=None)[
+            0, len(prompt) :
+        ]
+        .tolist()
+        for folder in (None, tmp_path / "saved1", tmp_path / "saved2")
+    ]
+    assert len({tuple(text) for text in expected}) == 3
+    openvino.save_model(language_graph.convert(network), version / "openvino_model.xml", compress_to_fp16=False)
+    (version / "limits.json").write_text(json.dumps({"vocabulary": vocabulary}))
+    for some, texts in ((folders, expected), (folders[1:], expected[::2]), ([], expected[:1])):
+        adapter_files.write_graph("x", version, version, some)
+        assert json.loads((version / "limits.json").read_text())["adapters"] == [folder.name for folder in some]
+        for name in ("config.json", "generation_config.json"):
+            shutil.copyfile(base / name, version / name)
+        pipeline = load_pipeline(version, scheduler())
+        for _ in range(2):  # the second time, the prompts are in the prefix cache
+            handles = [
+                pipeline.add_request(number, tensor([1 + number * vocabulary, *prompt[1:]]), six_tokens())
+                for number in range(len(texts))
+            ]
+            while pipeline.has_non_finished_requests():
+                pipeline.step()
+            assert [handle.read_all()[0].generated_ids for handle in handles] == texts
+
+
+def scheduler() -> genai.SchedulerConfig:
+    config = genai.SchedulerConfig()
+    config.cache_size, config.enable_prefix_caching = 1, True
+    config.max_num_batched_tokens, config.dynamic_split_fuse = 32, True
+    return config
+
+
+def six_tokens() -> genai.GenerationConfig:
+    config = genai.GenerationConfig()
+    config.max_new_tokens = 6
+    config.set_eos_token_id(NO_TOKEN)
+    return config
+
+
 def renamed(folder: Path, old: str, new: str) -> None:
     save_file({key.replace(old, new): value for key, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
 
@@ -169,6 +229,23 @@ def test_names_and_sources_of_adapters(settings, tmp_path):
     for wrong in ("tone", "a:b=organisation/name", "a/b=organisation/name"):
         with pytest.raises(UserError, match=re.escape(f"ADAPTERS: '{wrong}' must be a name and its weights")):
             requested_adapters(settings.replace(ADAPTERS=wrong))
+
+
+def test_docker_mounts_the_folders_of_adapters(settings, tmp_path):
+    (tmp_path / "own").mkdir()
+    asked = f"tone={tmp_path}/own legal=organisation/name@v1.0 gone="
+    compose = Compose(settings.replace(ADAPTERS=asked, LOCAL_STATE=str(tmp_path / "state"), PROFILE="cpu"))
+    assert compose.files[-1] == str(compose.written_file)
+    (mount,) = yaml.safe_load(compose.written_file.read_text())["services"]["exporter"]["volumes"]
+    assert mount == f"{tmp_path}/own:{tmp_path}/own:ro"
+    assert not Compose(settings.replace(PROFILE="cpu")).files
+
+
+def test_removal_of_an_unknown_adapter_names_the_others(settings, base):
+    system(settings, base, adapters={"tone": "a/b@c"})
+    for name, others in (("x", "there is x:tone"), ("y", "there is none")):
+        with pytest.raises(UserError, match=f"there is no adapter {name}:legal; {others}"):
+            remove_adapter(settings, name, "legal")
 
 
 def system(settings: Settings, base: Path, name: str = "x", **fields: object) -> Path:
