@@ -110,3 +110,8 @@ def test_only_cuda_uses_the_gpus_of_the_machine(serve, profile, visible):
     printed = serve(PROFILE=profile, CUDA_VISIBLE_DEVICES="1")
     assert f"\nCUDA_VISIBLE_DEVICES={visible}\n" in printed
     assert ("harmless: 'CudaDriverHelper has not been initialized'" in printed) == (visible == "")
+
+
+def test_engine_of_a_system_is_loaded_with_it(serve):
+    flags = serve(MODEL_REPOSITORY=str(ROOT / "model_repository"), SYSTEMS="embedding falcon7b")
+    assert re.findall(r"--load-model=(\S+)", flags) == ["embedding", "falcon7b", "falcon7b_stream"]
