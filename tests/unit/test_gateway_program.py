@@ -194,5 +194,5 @@ def test_up_refuses_wrong_settings_of_the_gateway_before_anything(stack, tmp_pat
 
 
 def test_every_setting_of_the_gateway_is_known():
-    names = {name for name in Settings.load() if name.startswith(("GATEWAY_", "TLS_", "API_", "IMAGE_"))}
+    names = {name for name in Settings.load() if name.startswith(("GATEWAY_", "TLS_", "API_", "IMAGE_", "TOOL_"))}
     assert names == set(GATEWAY_SETTINGS)
