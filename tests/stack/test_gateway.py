@@ -39,6 +39,7 @@ KEY = TestStack.client_key
 IN_FLIGHT = 32  # as conftest.py sets it
 CONTEXT = 32768
 TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} Call them as <tool_call>\n{name, arguments}\n</tool_call>.\n{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
@@ -140,9 +141,13 @@ def test_wrong_key_is_an_authentication_error(openai, client):
 def test_refusal_names_the_param(openai, client):
     """test_gateway_completions.py has the others."""
     for options, param in (
-        ({"n": 2}, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"extra_body": {"top_k": 3}}, "top_k"),
+        ({"n": 10**6}, "n"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"extra_body": {"top_k": -2}}, "top_k"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "number!"}}}},
+            "response_format",
+        ),
         ({"messages": [{"role": "user", "content": "battery " * CONTEXT}]}, "messages"),
     ):
         with pytest.raises(openai.BadRequestError) as error:
@@ -333,6 +338,31 @@ def test_langchain_chats_and_completes(served, prompt_of, url):
     assert OpenAI(**settings).invoke("I am going") == continued(served, "I am going", 12)
 
 
+def test_choices_and_logprobs(served, prompt_of, client):
+    options = {"model": "mychat", "messages": QUESTION, "max_tokens": 5, "seed": 7}
+    choices = client.chat.completions.create(**options, n=3, logprobs=True).choices
+    for number, choice in enumerate(choices):
+        alone = client.chat.completions.create(**options | {"seed": 7 + number}).choices[0]
+        assert choice.message.content == alone.message.content
+        assert len(choice.logprobs.content) == 5
+        assert all(token.logprob <= 0 and token.bytes for token in choice.logprobs.content)
+    assert len({choice.message.content for choice in choices}) > 1
+    greedy = {"model": "mychat", "prompt": "I am going", "max_tokens": 5, "temperature": 0}
+    whole = client.completions.create(**greedy, logprobs=0).choices[0].logprobs
+    pieces = [chunk.choices[0].logprobs for chunk in client.completions.create(**greedy, logprobs=0, stream=True)]
+    assert "".join(whole.tokens) == continued(served, "I am going", 5)
+    assert [token for piece in pieces if piece for token in piece.tokens] == whole.tokens
+    assert [offset for piece in pieces if piece for offset in piece.text_offset] == whole.text_offset
+
+
+def test_options_of_vllm_shape_the_text(served, client):
+    options = {"model": "mychat", "prompt": "I am going", "max_tokens": 5}
+    greedy = continued(served, "I am going", 5)
+    assert client.completions.create(**options, extra_body={"top_k": 1}).choices[0].text == greedy
+    filled = client.completions.create(**options, temperature=2, extra_body={"ignore_eos": True, "min_tokens": 5})
+    assert (filled.choices[0].finish_reason, filled.usage.completion_tokens) == ("length", 5)
+
+
 NODE = """
 import OpenAI from "openai";
 const client = new OpenAI({ baseURL: process.argv[1], apiKey: process.argv[2], maxRetries: 0 });
@@ -342,7 +372,7 @@ const stream = await client.chat.completions.create(
   { model: "mychat", messages, max_tokens: 12, temperature: 0, stream: true });
 let text = "";
 for await (const chunk of stream) text += chunk.choices[0].delta.content ?? "";
-const error = await client.chat.completions.create({ model: "mychat", messages, n: 2 }).catch((e) => e);
+const error = await client.chat.completions.create({ model: "mychat", messages, n: 1000000 }).catch((e) => e);
 const [name, param] = [error.constructor.name, error.param];
 console.log(JSON.stringify({ embedding: embedding.data[0].embedding, text, name, param }));
 """
@@ -569,7 +599,7 @@ assert chat.invoke("Which battery fits?").content
 
 
 @pytest.mark.parametrize(
-    "command", [c for block in examples("sh") for c in re.findall(r"^curl (?:.*\\\n)*.*$", block, re.M)]
+    "command", [c for block in examples("sh") for c in re.findall(r"^curl (?:'[^']*'|\\\n|[^'\n])*$", block, re.M)]
 )
 def test_curl_examples_work_as_written(url, command):
     command = command.replace("localhost:8080/v1", url).replace(
