@@ -135,12 +135,12 @@ NVIDIA = {"target": ["slim"], "file": ["images/triton/Dockerfile.nvidia"]}
             ["PACKAGES=numpy tokenizers onnxruntime-gpu"],
         ),
         ("cuda", ["onnxruntime"], (), {}, NVIDIA, ["PACKAGES=numpy tokenizers"]),
-        ("cuda", ["transformers"], (), {}, NVIDIA, ["PACKAGES=numpy tokenizers torch pillow transformers"]),
+        ("cuda", ["transformers"], (), {}, NVIDIA, ["PACKAGES=numpy tokenizers torch pillow transformers xgrammar"]),
         *[
             ("cpu", ["generation"], {engine}, {"TRITON_SOURCE": "ngc"}, NVIDIA, [f"PACKAGES=numpy tokenizers {more}"])
             for engine, more in (
-                ("openvino-genai", "openvino-genai jinja2"),
-                ("transformers", "torch pillow transformers"),
+                ("openvino-genai", "openvino-genai jinja2 xgrammar"),
+                ("transformers", "torch pillow transformers xgrammar"),
             )
         ],
         # Nothing can be left out of NVIDIA's image with vLLM.

@@ -121,4 +121,6 @@ def packages(users: set[str], profile: str, transformers: str) -> list[str]:
         names += ["openvino-genai", "jinja2"]
     if users & TORCH:
         names += ["torch", "pillow", transformers]
+    if users & (GENAI | {"transformers"}):  # for structured output
+        names += ["xgrammar"]
     return names

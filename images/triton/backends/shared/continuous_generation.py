@@ -17,7 +17,7 @@ from shared.continuation import Logprobs, Options, Row
 from shared.generation import Job, TextGeneration
 from shared.parameters import weights_folder
 from shared.text_tokenizer import TextTokenizer
-from shared.types import InstanceArgs, ModelConfig
+from shared.types import BadRequest, InstanceArgs, ModelConfig
 
 # Each check whether a client still waits is a round trip to Triton: at most this share of the time goes into checks.
 CHECK_SHARE = 0.05
@@ -32,7 +32,7 @@ class NewTokens:
     key: int
     tokens: list[int]  # may end with the end token
     finished: bool  # the engine has dropped the text
-    error: str = ""  # the reason why the engine could not continue it
+    error: str | BadRequest = ""  # the reason why the engine could not continue it
     logprobs: Sequence[Logprobs] = ()  # those of the tokens, if the options ask for them
     cached_tokens: int | None = None  # tokens of the prompt whose keys and values the engine had, if it counts them
 
@@ -170,7 +170,8 @@ class ContinuousGeneration(TextGeneration):
         if new.finished:
             self.count_end(self.rows.pop(new.key))
             if not row.done:
-                row.owner.fail(RuntimeError(new.error or "the engine stopped before the text was done"))
+                error = new.error or "the engine stopped before the text was done"
+                row.owner.fail(error if isinstance(error, BadRequest) else RuntimeError(error))
 
     def update(self, jobs: set[Job]) -> None:
         """Send what is ready, and end the jobs of clients that no longer wait."""

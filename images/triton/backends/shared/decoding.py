@@ -5,6 +5,7 @@ It knows nothing of Triton's requests, so tests run it without a server.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import Counter
@@ -13,18 +14,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from shared.chat_template import ChatTemplate
 from shared.continuation import Logprobs, Options, Owner, Row
 from shared.lean_transformers import transformers
 from shared.packing import RunCost, cheapest_cut
 from shared.pretrained import rotary_context
+from shared.structure import Structure, vocabulary
+from shared.structure_worker import compile_structure, new_compiler, xgrammar
+from shared.types import BadRequest
 
 # Lengths of the prompts that are timed, in tokens.
 SHORT, LONG = 8, 64
 # Cost for each step to read a token of the prompt again, padding or not, relative to its first cost: a fiftieth on a
 # CPU (GPT-2: 2.3 ms and 0.05 ms).
 READ_AGAIN = 0.02
+# Memory for compiled grammars; one of JSON takes about 1 MB with 150,000 tokens.
+GRAMMAR_BYTES = 256 << 20
 
 
 class Decoder:
@@ -72,6 +79,19 @@ class Decoder:
         )
         assert isinstance(text, str)
         return text
+
+    def token_bytes(self) -> list[bytes]:
+        if not isinstance(backend := getattr(self.tokenizer, "backend_tokenizer", None), Tokenizer):
+            raise BadRequest("option 'structured_outputs': this model has no tokenizer.json")
+        return vocabulary(backend, self.vocabulary)
+
+    def compile(self, structure: Structure) -> Any:
+        """Return xgrammar's compiled form; the compiler keeps the last ones."""
+        return compile_structure(self.compiler, structure)
+
+    @functools.cached_property
+    def compiler(self) -> Any:
+        return new_compiler(xgrammar(), self.token_bytes(), sorted(self.end_tokens), GRAMMAR_BYTES)
 
     def measure(self) -> None:
         """Measure the cost of a prompt token and of a step of the loop, which batches() weighs against each other."""
@@ -123,6 +143,7 @@ class Decoder:
             columns = slice(start, start + len(row.prompt_tokens))
             tokens[i, columns] = torch.tensor(row.prompt_tokens)
             mask[i, columns] = 1
+        sampling = Sampling(rows, self.end_tokens, Structured(rows, self.compile))
         self.model.generate(
             tokens.to(self.device),
             **self.images(rows, width),
@@ -131,7 +152,7 @@ class Decoder:
             do_sample=False,
             num_beams=1,
             pad_token_id=self.padding,
-            logits_processor=transformers.LogitsProcessorList([sampling := Sampling(rows, self.end_tokens)]),
+            logits_processor=transformers.LogitsProcessorList([sampling]),
             stopping_criteria=transformers.StoppingCriteriaList([Progress(rows, self, sampling, after_token)]),
         )
         if not all(row.done for row in rows):
@@ -167,14 +188,43 @@ class Progress(transformers.StoppingCriteria):
         return torch.tensor([row.done for row in self.rows], device=input_ids.device)
 
 
+class Structured:
+    """Leaves rows with a structure the tokens that it allows."""
+
+    def __init__(self, rows: Sequence[Row[Any]], compile: Callable[[Structure], Any]) -> None:
+        self.rows = rows
+        self.matchers = {
+            number: xgrammar().GrammarMatcher(compile(row.options.structured_outputs))
+            for number, row in enumerate(rows)
+            if row.options.structured_outputs and not row.done
+        }
+        self.bits = torch.arange(32, dtype=torch.int32)
+
+    def mask(self, scores: torch.Tensor) -> None:
+        running = [number for number in self.matchers if not self.rows[number].done]
+        if not running:
+            return
+        masks = torch.full((len(running), (scores.shape[-1] + 31) // 32), -1, dtype=torch.int32)
+        for place, number in enumerate(running):
+            if self.rows[number].new_tokens:
+                self.matchers[number].accept_token(self.rows[number].tokens[-1])
+            self.matchers[number].fill_next_token_bitmask(masks, place)
+            if not masks[place].any():
+                raise BadRequest("option 'structured_outputs': no token of this model can continue the text")
+        allowed = (masks[..., None] >> self.bits & 1).bool().flatten(1)[:, : scores.shape[-1]].to(scores.device)
+        places = torch.tensor(running, device=scores.device)
+        scores[places] = scores[places].masked_fill(~allowed, torch.finfo(scores.dtype).min)
+
+
 class Sampling(transformers.LogitsProcessor):
     """Changes the scores of the rows that ask for it, so that one greedy search serves all rows.
 
     It leaves each sampling row only the token that it drew.
     """
 
-    def __init__(self, rows: Sequence[Row[Any]], end_tokens: Collection[int]) -> None:
+    def __init__(self, rows: Sequence[Row[Any]], end_tokens: Collection[int], structured: Structured) -> None:
         self.rows = rows
+        self.structured = structured
         self.end_tokens = end_tokens
         # Each row has random numbers of its own, so that the rest of the batch changes nothing.
         self.generators = [torch.Generator().manual_seed(row.options.seed) for row in rows]
@@ -187,6 +237,7 @@ class Sampling(transformers.LogitsProcessor):
         for i in self.adjusted:
             if not self.rows[i].done:
                 adjust(scores[i], self.rows[i], self.end_tokens)
+        self.structured.mask(scores)
         sampling = [i for i, row in enumerate(self.rows) if row.options.temperature and not row.done]
         if sampling:
             places = torch.tensor(sampling, device=scores.device)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openvino
 import openvino_genai as genai
 
 from shared.continuation import Logprobs, Options
 from shared.continuous_generation import ContinuousGeneration, EngineStats, NewTokens, TokenEngine
-from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, NO_TOKEN, load_pipeline, tensor
+from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, NO_TOKEN, load_pipeline, new_tokenizer, tensor
+from shared.genai_structure import StructuredTexts, Waiting, output_config
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import choice_parameter, instance_count, int_parameter, usable_cpus
 from shared.prompts import OPENVINO
@@ -47,13 +50,16 @@ class GenAIGeneration(ContinuousGeneration):
             weights = (folder / f"{MODEL}.bin").stat().st_size * HEADROOM
             check_it_fits(args["model_name"], weights + cache_gigabytes * 1e9, limit - used)
             try:
-                pipeline = load_pipeline(folder, scheduler, cache_precision, INFERENCE_NUM_THREADS=threads)
+                tokenizer = new_tokenizer(self.vocabulary())
+                pipeline = load_pipeline(folder, scheduler, cache_precision, tokenizer, INFERENCE_NUM_THREADS=threads)
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[-1]
                 raise ConfigError(f"OpenVINO GenAI cannot load {folder}: {reason}") from None
         limits = json.loads((folder / LIMITS).read_text())
         self.adapters = limits.get("adapters", [])
-        return GenAIEngine(pipeline, limits["weights"], self.tokenizer.end_tokens)
+        return GenAIEngine(
+            pipeline, limits["weights"], self.tokenizer.end_tokens, lambda: structured_texts(folder, tokenizer)
+        )
 
     def find_adapter(self, name: str) -> int:
         """Return the number that marks a text of the adapter, as exporters/adapter_files.py made the graph."""
@@ -61,18 +67,37 @@ class GenAIGeneration(ContinuousGeneration):
         place: int = self.adapters.index(name)
         return self.tokenizer.vocabulary * (1 + place)
 
+    def vocabulary(self) -> list[bytes]:
+        try:
+            return self.tokenizer.token_bytes()
+        except BadRequest:  # which a request with a structure gets
+            return [b""]
+
+
+def structured_texts(folder: Path, tokenizer: genai.Tokenizer) -> StructuredTexts:
+    model = openvino.Core().read_model(folder / f"{MODEL}.xml")
+    return StructuredTexts(tokenizer, model.output(0).partial_shape[-1].get_length())
+
 
 class GenAIEngine(TokenEngine):
     name = "openvino-genai"
     # With prefix caching, in 2026.4.1: of 3,840 texts among others that began like them, 19 were wrong.
     confuses_blocks = True
 
-    def __init__(self, pipeline: genai.ContinuousBatchingPipeline, precision: str, end_tokens: frozenset[int]) -> None:
+    def __init__(
+        self,
+        pipeline: genai.ContinuousBatchingPipeline,
+        precision: str,
+        end_tokens: frozenset[int],
+        load_structured: Callable[[], StructuredTexts],
+    ) -> None:
         self.pipeline = pipeline
         self.precision = precision
         self.end_tokens = end_tokens
         self.handles: dict[int, genai.GenerationHandle] = {}
         self.alternatives: dict[int, Alternatives] = {}  # of the texts that report them
+        self.load_structured = load_structured
+        self.structured: StructuredTexts | None = None  # until the first one arrives
 
     def add(self, key: int, tokens: list[int], options: Options) -> None:
         config = genai.GenerationConfig()
@@ -100,19 +125,40 @@ class GenAIEngine(TokenEngine):
             if options.repetition_penalty != 1:  # the engine looks for all tokens of the prompt in the vocabulary
                 raise BadRequest(f"option 'repetition_penalty': {OPENVINO} does not have it together with an adapter")
             tokens = [tokens[0] + options.adapter, *tokens[1:]]
-        self.handles[key] = self.pipeline.add_request(key, tensor(tokens), config)
+        if options.structured_outputs:
+            self.structured = self.structured or self.load_structured()
+            config.structured_output_config = output_config(options.structured_outputs)
+            self.structured.waiting[key] = Waiting(tokens, config, options.structured_outputs)
+        else:
+            self.handles[key] = self.pipeline.add_request(key, tensor(tokens), config)
         if options.logprobs:
             self.alternatives[key] = Alternatives(self.pipeline, tokens, options.logprobs)
 
     def cancel(self, key: int) -> None:
         if alternatives := self.alternatives.pop(key, None):
             alternatives.cancel()
+        if self.structured:
+            self.structured.waiting.pop(key, None)
         if handle := self.handles.pop(key, None):
             handle.cancel()
 
     def step(self) -> list[NewTokens]:
+        refused = list(self.begin_structured()) if self.structured else []
         self.pipeline.step()
-        return [new for key in list(self.handles) if (new := self.new_tokens(key))]
+        new = [new for key in list(self.handles) if (new := self.new_tokens(key))]
+        if self.structured:
+            self.structured.starting &= self.handles.keys() - {own.key for own in new}
+        return refused + new
+
+    def begin_structured(self) -> Iterator[NewTokens]:
+        """Begin the texts whose structures are compiled, and yield those whose structures cannot be."""
+        assert self.structured
+        for key, own, reason in self.structured.ready(is_idle=not self.handles):
+            if reason:
+                self.alternatives.pop(key, None)
+                yield NewTokens(key, [], True, BadRequest(f"option 'structured_outputs': {reason}"))
+            else:
+                self.handles[key] = self.pipeline.add_request(key, tensor(own.tokens), own.config)
 
     def new_tokens(self, key: int) -> NewTokens | None:
         handle = self.handles[key]

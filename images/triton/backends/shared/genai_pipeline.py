@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import openvino
 import openvino_genai as genai
 from openvino import opset13 as ops
+
+T = TypeVar("T")
 
 MODEL = "openvino_model"
 NO_TOKEN = 2**31 - 1  # the end token where there is none
@@ -27,19 +31,36 @@ CACHE_PRECISIONS = ("f32", "f16", "u8")
 
 
 def load_pipeline(
-    folder: Path, scheduler: genai.SchedulerConfig, cache_precision: str = CACHE_PRECISIONS[0], **settings: object
+    folder: Path,
+    scheduler: genai.SchedulerConfig,
+    cache_precision: str = CACHE_PRECISIONS[0],
+    tokenizer: genai.Tokenizer | None = None,
+    **settings: object,
 ) -> genai.ContinuousBatchingPipeline:
     settings = SETTINGS | {"KV_CACHE_PRECISION": cache_precision} | settings
-    return genai.ContinuousBatchingPipeline(folder, no_tokenizer(), scheduler, "CPU", **settings)
+    return genai.ContinuousBatchingPipeline(folder, tokenizer or new_tokenizer([b""]), scheduler, "CPU", **settings)
 
 
-def no_tokenizer() -> genai.Tokenizer:
-    """Return a tokenizer that only satisfies the pipeline: tokens go in and come out."""
+def new_tokenizer(vocabulary: Sequence[bytes]) -> genai.Tokenizer:
+    """Return a tokenizer that only satisfies the pipeline: tokens go in and come out.
+
+    GenAI reads the bytes of the tokens, for structured output, from three inputs of a node with this name.
+    """
+    ends = np.cumsum([len(token) for token in vocabulary], dtype=np.int32)
+    data = np.frombuffer(b"".join(vocabulary), np.uint8).astype(np.int32)
     tokens = ops.parameter([-1, -1], np.int64)
+    parts = (np.append(0, ends[:-1]).astype(np.int32), ends, data)
+    ids = ops.convert(ops.reshape(tokens, [-1], False), np.int32)
+    node = ops.concat([ids, *map(ops.constant, parts)], 0)
+    node.set_friendly_name("VocabDecoder")
+    return saved(openvino.Model([ops.result(node)], [tokens], "vocabulary"), "openvino_detokenizer", genai.Tokenizer)
+
+
+def saved(model: openvino.Model, name: str, load: Callable[[str], T]) -> T:
+    """Save a model under a name in a folder, and load the folder."""
     with tempfile.TemporaryDirectory() as folder:
-        model = openvino.Model([ops.result(tokens)], [tokens], "no_tokenizer")
-        openvino.save_model(model, f"{folder}/openvino_detokenizer.xml")
-        return genai.Tokenizer(folder)
+        openvino.save_model(model, f"{folder}/{name}.xml", compress_to_fp16=False)
+        return load(folder)
 
 
 def tensor(tokens: list[int]) -> openvino.Tensor:

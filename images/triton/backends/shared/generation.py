@@ -6,6 +6,7 @@ request and queues its prompts; a thread generates, and responds when a text is 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import queue
@@ -15,7 +16,7 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -42,6 +43,7 @@ from shared.prompts import (
     read_request,
 )
 from shared.row_adapters import check_adapter
+from shared.structure import Structure, Structures
 from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
 from shared.types import BadRequest, Busy, Cancelled, ConfigError, InstanceArgs, ModelConfig
 
@@ -90,6 +92,9 @@ class TextGeneration(Backend):
         # Prepared images take many times the memory of their files: those of the running batch and the next one exist.
         self.image_room = threading.Semaphore(2 * self.max_batch)
         self.model = self.load_model(config, args)
+        self.structures = Structures(
+            lambda: self.model.token_bytes(), sorted(self.model.end_tokens), lambda own: self.prepare_structure(own)
+        )
 
     @abstractmethod
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> Decoder | TextTokenizer:
@@ -114,6 +119,7 @@ class TextGeneration(Backend):
 
     def finalize(self) -> None:
         """End the thread. Triton unloads a model only after all its requests got responses, so no text waits."""
+        self.structures.close()
         self.waiting.put(None)
         self.thread.join(timeout=2)
         super().finalize()
@@ -159,6 +165,8 @@ class TextGeneration(Backend):
         shows_status, one_answer = bool(wishes.get(ERROR_STATUS)), bool(wishes.get(ONE_ANSWER))
         try:
             job = self.prepare(read, sender, one_answer)
+            structure = read.options.get("structured_outputs")
+            compiled = self.structures.compile(structure) if structure else None
             job.on_finish, job.shows_status = on_finish, shows_status
             if one_answer:
                 # docs/triton-faults.md#calls-that-wait
@@ -171,8 +179,28 @@ class TextGeneration(Backend):
             return
         if id:
             self.cancellable[id] = job
+        if compiled:
+            compiled.add_done_callback(partial(self.queue_structured, job))
+        else:
+            self.queue(job)
+
+    def queue(self, job: Job) -> None:
         for row in job.rows:
             self.waiting.put(row)
+
+    def queue_structured(self, job: Job, compiled: Future[Structure]) -> None:
+        """Queue a job whose structure is compiled, or fail it with the reason."""
+        try:
+            structure = compiled.result()
+        except Exception as error:
+            job.fail(error)
+            return
+        for row in job.rows:
+            row.options = dataclasses.replace(row.options, structured_outputs=structure)
+        self.queue(job)
+
+    def prepare_structure(self, structure: Structure) -> None:
+        """Do what the engine needs before it takes a structure; another thread generates meanwhile."""
 
     def cancel(self, id: str) -> None:
         """End the request with this id: docs/triton-faults.md#cancellations."""
@@ -186,6 +214,11 @@ class TextGeneration(Backend):
             raise BadRequest("option 'stream' is true, but this model answers once: send it to <this model>_stream")
         if streams and len(read.prompts) > 1:
             raise BadRequest(f"input '{read.name}' holds {len(read.prompts)} prompts; streaming takes one per request")
+        for name in ("ignore_eos", "min_tokens"):
+            if read.options.get("structured_outputs") and read.options.get(name):
+                raise BadRequest(
+                    f"options '{name}' and 'structured_outputs' exclude each other: the structure ends the text"
+                )
         job = Job(read, sender, streams, self.echoes(read, streams), self.metrics)
         job.rows = [self.row(job, prompt, number) for number, prompt in enumerate(self.prompts(read))]
         if len(job.rows) > self.max_waiting:

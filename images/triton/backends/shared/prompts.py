@@ -155,7 +155,6 @@ RULES = NUMBERS | {
 OPENVINO, VLLM, TRANSFORMERS = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)"
 ENGINES: dict[str, tuple[str, ...]] = {
     "logit_bias": (VLLM, TRANSFORMERS),
-    "structured_outputs": (),
     IMAGES: (VLLM, TRANSFORMERS),
 }
 

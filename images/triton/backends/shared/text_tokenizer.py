@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shared.chat_template import ChatTemplate
+from shared.structure import vocabulary
 from shared.types import ConfigError
 
 # Written by `make models`, from what transformers derives from the checkpoint's many files.
@@ -37,6 +38,9 @@ class TextTokenizer:
             file.read_text() if (file := folder / name).is_file() else "" for name in (CHAT_TEMPLATE, TOOL_TEMPLATE)
         )
         self.chat_template = ChatTemplate(source, limits.get("special_tokens", {}), tool_source)
+
+    def token_bytes(self) -> list[bytes]:
+        return vocabulary(self.tokenizer, self.vocabulary)
 
     def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
         """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with.

@@ -33,8 +33,8 @@ SHARE, CACHE = "gpu_memory_utilization", "kv_cache_memory_bytes"
 GPU_COUNTS = ("tensor_parallel_size", "pipeline_parallel_size")
 # The defaults of arguments that model.json does not set. vLLM itself reserves a share of the GPU's whole memory, so a
 # second model would find none. With CACHE a model takes its weights and that, and -1 shortens the context to what then
-# fits. The backend itself turns texts to tokens.
-DEFAULTS = {CACHE: 4 * 2**30, "max_model_len": -1, "skip_tokenizer_init": True}
+# fits. The backend itself turns texts to tokens; vLLM needs the tokenizer for structured output.
+DEFAULTS = {CACHE: 4 * 2**30, "max_model_len": -1, "structured_outputs_config": {"backend": "xgrammar"}}
 ENVIRONMENT = {
     # Run the engine in this process, so that its memory is freed when this process ends, and its errors reach the log.
     # A process of the engine's own would inherit the server's sockets.
@@ -265,7 +265,7 @@ class VllmEngine(TokenEngine):
 
     def add(self, key: int, tokens: list[int], options: Options, prompt: dict[str, Any] | None = None) -> None:
         from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         sampling = SamplingParams(
             max_tokens=options.max_new_tokens,
@@ -284,6 +284,9 @@ class VllmEngine(TokenEngine):
             stop_token_ids=sorted({*options.stop_token_ids, *(() if options.ignore_eos else self.end_tokens)}),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            structured_outputs=StructuredOutputsParams(**structure)
+            if (structure := options.structured_outputs)
+            else None,
         )
         adapter = {"lora_request": options.adapter} if options.adapter else {}
         prompt = prompt or TokensPrompt(prompt_token_ids=tokens)

@@ -48,6 +48,7 @@ class EngineArgs:
     enforce_eager: bool = False
     trust_remote_code: bool = False
     skip_tokenizer_init: bool = False
+    structured_outputs_config: dict[str, str] | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     quantization: str | None = None

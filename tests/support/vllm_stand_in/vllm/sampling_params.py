@@ -13,6 +13,12 @@ class RequestOutputKind(Enum):
 
 
 @dataclasses.dataclass
+class StructuredOutputsParams:
+    grammar: str | None = None
+    structural_tag: str | None = None
+
+
+@dataclasses.dataclass
 class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -30,6 +36,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         if self.temperature < 0.0:

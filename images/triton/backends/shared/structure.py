@@ -1,0 +1,155 @@
+"""Check and compile `structured_outputs` before a request waits for its text, and off the thread that generates."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shared.structure_worker import COMPILE_SECONDS
+from shared.types import BadRequest, Busy
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# {"grammar": EBNF} or {"structural_tag": JSON}: what the engines take.
+Structure: TypeAlias = Mapping[str, str]
+
+# Each of these processes has the vocabulary: 100 MB with 150,000 tokens.
+WORKERS = 2
+MAX_BYTES = 256 * 1024
+MAX_CACHED, MAX_WAITING = 200, 1000
+
+
+class Structures:
+    """Compiles each structure once, and keeps the last ones."""
+
+    def __init__(
+        self, tokens: Callable[[], Sequence[bytes]], end_tokens: Sequence[int], prepare: Callable[[Structure], None]
+    ) -> None:
+        """Take what an engine does with a structure that compiles, also off the thread that generates."""
+        self.tokens, self.end_tokens, self.prepare = tokens, end_tokens, prepare
+        self.cached: OrderedDict[str, Future[Structure]] = OrderedDict()
+        self.lock = threading.Lock()
+        self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="structures")
+        self.local = threading.local()
+
+    def compile(self, structure: Mapping[str, Any]) -> Future[Structure]:
+        """Return the compiled form, once it is there, or BadRequest. Raise that at once for what is too large."""
+        key = json.dumps(structure)
+        if len(key) > MAX_BYTES:
+            raise BadRequest(f"option 'structured_outputs' has {len(key)} characters; at most {MAX_BYTES} are allowed")
+        if not self.end_tokens:
+            raise BadRequest("option 'structured_outputs': this model has no token that ends a text")
+        with self.lock:
+            if (future := self.cached.get(key)) is None:
+                if sum(not other.done() for other in self.cached.values()) >= MAX_WAITING:
+                    raise Busy("too many structures wait to be compiled: try again later")
+                future = self.cached[key] = self.pool.submit(self.compile_in_worker, key)
+            self.cached.move_to_end(key)
+            while len(self.cached) > MAX_CACHED and next(iter(self.cached.values())).done():
+                self.cached.popitem(last=False)
+        return future
+
+    def compile_in_worker(self, key: str) -> Structure:
+        try:
+            if not hasattr(self.local, "worker"):
+                self.local.worker = Worker(self.tokens(), self.end_tokens)
+            structure: Structure = self.local.worker.ask(key)
+        except WorkerEnded as error:  # the next structure gets another one
+            vars(self.local).pop("worker", None)
+            raise BadRequest(f"option 'structured_outputs': {error}") from None
+        except BadRequest as error:
+            raise BadRequest(f"option 'structured_outputs': {error}") from None
+        self.prepare(structure)
+        return structure
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+class WorkerEnded(RuntimeError):
+    """Raised when a structure took more than a worker may use, which ends the worker."""
+
+
+class Worker:
+    """A process that compiles. It ends when this object or this process does."""
+
+    def __init__(self, tokens: Sequence[bytes], end_tokens: Sequence[int]) -> None:
+        # Inside Triton, sys.executable is no interpreter.
+        version = "{}.{}".format(*sys.version_info)
+        interpreter = shutil.which(f"python{version}") or shutil.which("python3") or sys.executable
+        self.process = subprocess.Popen(
+            [interpreter, "-m", "shared.structure_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # xgrammar's warnings quote the request
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        setup = {"tokens": [token.decode("latin-1") for token in tokens], "end_tokens": list(end_tokens)}
+        self.ask(json.dumps(setup))
+
+    def ask(self, line: str) -> Structure:
+        assert self.process.stdin and self.process.stdout
+        try:
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+            reply = self.process.stdout.readline()
+        except BrokenPipeError:
+            reply = b""
+        if not reply:
+            late = self.process.wait() == -signal.SIGPROF
+            limit = f"more than {COMPILE_SECONDS} s" if late else "too much memory"
+            raise WorkerEnded(f"it takes {limit} to compile: make it smaller")
+        answer: dict[str, str] = json.loads(reply)
+        if error := answer.get("error"):
+            raise BadRequest(error)
+        return answer
+
+
+def vocabulary(tokenizer: Tokenizer, size: int) -> list[bytes]:
+    """Return the bytes of each token. Those of special tokens are empty: no grammar allows these tokens."""
+    decoder = (tokenizer.decoder.__getstate__() if tokenizer.decoder else b"").decode()
+    tokens = [b""] * size
+    if '"ByteLevel"' in decoder:
+        decode = byte_level
+    elif "\u2581" in decoder or "\\u2581" in decoder:  # what SentencePiece writes for a space
+        decode = sentence_piece
+    else:
+        raise BadRequest("option 'structured_outputs': it is not known which bytes the tokens of this tokenizer are")
+    for text, id in tokenizer.get_vocab(with_added_tokens=False).items():
+        if id < size:
+            tokens[id] = decode(text)
+    for id, added in tokenizer.get_added_tokens_decoder().items():
+        if id < size:
+            tokens[id] = b"" if added.special else added.content.encode()
+    return tokens
+
+
+def byte_level(text: str) -> bytes:
+    """Return the bytes of a token of GPT-2's kind, which writes each byte as a character that can be printed."""
+    return b"".join(BYTES.get(char, char.encode()) for char in text)
+
+
+def sentence_piece(text: str) -> bytes:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes.fromhex(text[3:5])
+    return text.replace("\u2581", " ").encode()
+
+
+def printable_bytes() -> dict[str, bytes]:
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    codes = dict(zip(printed, printed, strict=True)) | {byte: 256 + place for place, byte in enumerate(others)}
+    return {chr(code): bytes([byte]) for byte, code in codes.items()}
+
+
+BYTES = printable_bytes()

@@ -1,0 +1,173 @@
+"""Compile grammars in a process of its own, because xgrammar can neither be stopped nor limited.
+
+The first line of the standard input has the vocabulary; the first answer tells whether xgrammar is there. Each
+further line is one `structured_outputs`, and its answer the form in which every engine takes it, or the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from shared.json_grammar import Schema, json_grammar
+from shared.regex_grammar import one_of, regex
+from shared.types import BadRequest
+
+# More than the process has with the vocabulary.
+MEMORY_BYTES = 1 << 30
+COMPILE_SECONDS = 10  # of CPU time
+# The formats of a structural tag whose content xgrammar takes as it is. Those of JSON and regex become grammars.
+FORMATS = {
+    *("const_string", "any_text", "grammar", "sequence", "or", "tag", "triggered_tags", "tags_with_separator"),
+    "structural_tag",
+}
+# xgrammar's own place in its messages.
+PLACE = re.compile(r"^(\[[\d:]+\] )?\S+:\d+: ")
+
+
+def xgrammar(stand_in: bool = False) -> SimpleNamespace:
+    """Return the parts of xgrammar that compile. Its package itself imports torch and transformers, for more.
+
+    With `stand_in`, take none of these two, even where they are installed: that takes seconds and 200 MB.
+    """
+    if "xgrammar" not in sys.modules:
+        spec = importlib.util.find_spec("xgrammar")
+        if spec is None or not spec.submodule_search_locations:
+            raise ImportError("No module named 'xgrammar'")
+        package = ModuleType("xgrammar")
+        package.__path__ = list(spec.submodule_search_locations)
+        sys.modules["xgrammar"] = package
+        if stand_in:
+            sys.modules["torch"] = None  # type: ignore[assignment]
+            transformers = ModuleType("transformers")
+            transformers.PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast = object  # type: ignore[attr-defined]
+            sys.modules["transformers"] = transformers
+        if (Path(package.__path__[0]) / "load_binding.py").is_file():
+            importlib.import_module("xgrammar.load_binding")
+    names = ["compiler", "tokenizer_info", *["matcher"] * (not stand_in)]
+    modules = [importlib.import_module(f"xgrammar.{name}") for name in names]
+    return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
+
+
+def new_compiler(library: SimpleNamespace, tokens: list[bytes], end_tokens: list[int], cache_bytes: int) -> Any:
+    """Return xgrammar's compiler for a vocabulary, on one thread."""
+    vocabulary = library.TokenizerInfo(
+        tokens, vocab_type=library.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=end_tokens
+    )
+    enabled = bool(cache_bytes)
+    return library.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=enabled, cache_limit_bytes=cache_bytes)
+
+
+def compile_structure(compiler: Any, structure: Mapping[str, str]) -> Any:
+    """Compile what canonical() returned."""
+    if "structural_tag" in structure:
+        return compiler.compile_structural_tag(structure["structural_tag"])
+    return compiler.compile_grammar(structure["grammar"])
+
+
+def canonical(structure: dict[str, Any]) -> dict[str, Any]:
+    """Return the same structure as {"grammar": EBNF} or {"structural_tag": JSON}."""
+    ((kind, value),) = structure.items()
+    match kind, value:
+        case "json", dict() | bool():
+            return {"grammar": json_grammar(value)}
+        case "json", str():
+            return {"grammar": json_grammar(parsed(value))}
+        case "json_object", True:
+            return {"grammar": json_grammar({"type": "object"})}
+        case "regex", str():
+            return {"grammar": regex_grammar(value)}
+        case "choice", [_, *_] if all(isinstance(choice, str) for choice in value):
+            return {"grammar": f"root ::= {one_of(value)}"}
+        case "grammar", str():
+            return {"grammar": value}
+        case "structural_tag", dict():
+            return {"structural_tag": json.dumps(with_grammars(value))}
+        case "structural_tag", str():
+            return {"structural_tag": json.dumps(with_grammars(parsed(value)))}
+    forms = {
+        "json": "a JSON schema",
+        "json_object": "true",
+        "choice": "a list of strings",
+        "structural_tag": "an object",
+    }
+    raise BadRequest(f"it must be {forms.get(kind, 'a string')}")
+
+
+def regex_grammar(pattern: str) -> str:
+    rules = regex(pattern, "x")
+    return "\n".join([f"root ::= {next(iter(rules))}", *(f"{name} ::= {body}" for name, body in rules.items())])
+
+
+def parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"it is not valid JSON: {error}") from None
+
+
+def with_grammars(part: Any) -> Any:
+    """Return a part of a structural tag, with grammars in place of JSON schemas and regular expressions."""
+    if isinstance(part, list):
+        return list(map(with_grammars, part))
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind == "json_schema":
+        schema: Schema | bool = part.get("json_schema", True)
+        return {"type": "grammar", "grammar": json_grammar(schema)}
+    if kind == "regex":
+        return {"type": "grammar", "grammar": regex_grammar(str(part.get("pattern")))}
+    if isinstance(kind, str) and kind not in FORMATS:
+        raise BadRequest(
+            f"the format '{kind}' is not supported; these are: {', '.join(sorted(FORMATS))}, json_schema, regex"
+        )
+    return {name: with_grammars(value) for name, value in part.items()}
+
+
+def answer(compiler: Any, structure: dict[str, Any]) -> dict[str, Any]:
+    try:
+        result = canonical(structure)
+        compile_structure(compiler, result)
+        return result
+    except RecursionError:
+        return {"error": "it is nested too deeply"}
+    except MemoryError:
+        return {"error": "it needs too much memory to compile: make it smaller"}
+    except Exception as error:
+        return {"error": PLACE.sub("", " ".join(str(error).split()))[:300] or type(error).__name__}
+
+
+def main() -> None:
+    os.nice(10)  # texts go on
+    setup = json.loads(sys.stdin.readline())
+    try:
+        library = xgrammar(stand_in=True)
+    except ImportError as error:
+        print(json.dumps({"error": f"this server has no xgrammar ({error})"}), flush=True)
+        return
+    tokens = [token.encode("latin-1") for token in setup["tokens"]]
+    compiler = new_compiler(library, tokens, setup["end_tokens"], 0)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print("{}", flush=True)
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # whose signal ends the process
+        reply = json.dumps(answer(compiler, json.loads(line)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(reply, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Structured output: which documents a structure allows, what is refused, and the engines that obey it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import threading
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from shared.json_grammar import json_grammar
+from shared.structure import WorkerEnded, vocabulary
+from shared.structure_worker import canonical
+from shared.types import BadRequest
+from tests.support import python_backend
+from tests.support.checkpoints import language
+from tests.support.documents import document
+from tests.support.python_backend import InferenceRequest, ResponseSender
+from tests.support.schemas import closed, schemas
+from triton_transformers.models.catalogue import Job
+from triton_transformers.models.exporters.generation import assemble
+
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+INTEGER = {"type": "integer"}
+TAG = {
+    "type": "tag",
+    "begin": "<t>",
+    "content": {"type": "json_schema", "json_schema": {"enum": [1, 2]}},
+    "end": "</t>",
+}
+TAGS = {"type": "triggered_tags", "triggers": ["<t>"], "tags": [TAG], "at_least_one": True, "stop_after_first": True}
+# A value of `structured_outputs`, and the pattern of the texts that it allows.
+FORMS = [
+    ({"choice": ["yes", "no", "not yet"]}, "yes|no|not yet"),
+    ({"regex": r"[a-f]{3}-\d{1,3}"}, r"[a-f]{3}-\d{1,3}"),
+    ({"grammar": 'root ::= "x" [0-9] end\nend ::= "." | "!"'}, r"x\d[.!]"),
+    ({"json": closed({"a": {"enum": [1, 2]}})}, r'\{"a":[12]\}'),
+    ({"json": '{"const": null}'}, "null"),
+    ({"structural_tag": {"type": "structural_tag", "format": TAGS}}, "<t>[12]</t>"),
+]
+REFUSED = [
+    ({"type": "array", "uniqueItems": True}, "keyword 'uniqueItems' cannot be enforced"),
+    ({"type": "number", "multipleOf": 0.5}, "keyword 'multipleOf' cannot be enforced"),
+    (closed({"a": {"not": INTEGER}}), "keyword 'not' cannot be enforced"),
+    (closed({"a": INTEGER}, ["a", "b"]), "'required' names 'b'"),
+    ({"oneOf": [INTEGER, {"type": "number"}]}, "must exclude each other"),
+    ({"type": "string", "format": "iri"}, "format 'iri' cannot be enforced"),
+    ({"type": "string", "pattern": "^a$", "maxLength": 3}, "cannot be enforced together"),
+    ({"type": "string", "pattern": "^(?=a)b$"}, "a lookaround is not supported"),
+    ({"type": "string", "pattern": "(((a{1,99}){1,99}){1,99})"}, "more than 3000 states"),
+    ({"$ref": "https://example.com/schema"}, "leads to no part of the schema"),
+    ({"$ref": "#"}, "refers to itself"),
+    ({"minimum": 1, "maxLength": 2}, "set its 'type'"),
+    ({"type": "integer", "minimum": 3, "maximum": 2}, "no number is within the bounds"),
+    ({"enum": ["a"], "maxLength": 2}, "'maxLength' cannot be enforced"),
+    ({"type": "object", "patternProperties": {"^a": {}}}, "'patternProperties' needs"),
+    (closed({"a": False}), "no value can match 'false'"),
+    ({"allOf": [closed({"a": INTEGER}), {"properties": {"b": INTEGER}}]}, "excluded by 'additionalProperties'"),
+]
+ENGINES = {"openvino-fp32": ("genai_engine", "GenAIGeneration"), "python": ("batched_generation", "BatchedGeneration")}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def served(request, pb_utils, tmp_path_factory):
+    """Serve a Llama with random weights on each engine."""
+    folder = tmp_path_factory.mktemp("structured")
+    weights = language.save_llama(folder / "weights")
+    (folder / "repository").mkdir()
+    assemble(Job("llama", "text-generation", request.param, weights, False, folder / "repository"))
+    module, name = ENGINES[request.param]
+    backend = getattr(importlib.import_module(f"shared.{module}"), name)()
+    config = {"model_transaction_policy": {"decoupled": False}} | python_backend.parameters(cache_gigabytes=1)
+    backend.initialize(python_backend.instance_args(folder / "repository/llama", config))
+    yield backend
+    backend.finalize()
+
+
+def send(model, structure: object = None, **options: object) -> ResponseSender:
+    options = {"max_new_tokens": 60, "temperature": 1.0, "seed": 5, "exclude_input_in_output": True} | options
+    if structure is not None:
+        options["structured_outputs"] = structure
+    request = InferenceRequest(["text", "finish_reason"], options, prompt=[b"I am going"])
+    model.execute([request])
+    return request.sender
+
+
+def answer(sender: ResponseSender) -> tuple[str, str]:
+    """Return the text and the reason why it ended, or the error and nothing."""
+    assert sender.finished.wait(120)
+    (response,) = sender.responses
+    if response.error:
+        return str(response.error), ""
+    return response.outputs["text"][0].decode(), response.outputs["finish_reason"][0].decode()
+
+
+def test_every_document_is_complete_and_valid():
+    for number, schema in enumerate(schemas()):
+        validator = jsonschema.Draft202012Validator(schema, format_checker=CHECKER)
+        text = document({"grammar": json_grammar(schema)}, seed=number)
+        validator.validate(json.loads(text))
+
+
+@pytest.mark.parametrize(("schema", "reason"), REFUSED)
+def test_schema_that_cannot_be_enforced_is_refused_by_name(schema, reason):
+    with pytest.raises(BadRequest, match=re.escape(reason)):
+        json_grammar(schema)
+
+
+@pytest.mark.parametrize(("structure", "pattern"), FORMS)
+def test_grammar_allows_only_the_form(structure, pattern):
+    texts = {document(canonical(structure), seed) for seed in range(20)}
+    assert all(re.fullmatch(pattern, text) for text in texts)
+    assert len(texts) > 1 or "const" in str(structure)
+
+
+def test_engine_obeys_each_form_beside_other_texts(served):
+    plain = answer(send(served))
+    structures = [structure for structure, _ in FORMS]
+    senders = [send(served, structure) for structure in structures] + [send(served)]
+    *texts, other = map(answer, senders)
+    assert other == plain
+    for (structure, pattern), (text, reason) in zip(FORMS, texts, strict=True):
+        assert re.fullmatch(pattern, text), structure
+        assert reason == "stop"
+    assert json.loads(answer(send(served, {"json": schemas()[0]}, max_new_tokens=200))[0])
+
+
+@pytest.mark.parametrize(
+    ("structure", "options", "reason"),
+    [
+        ({"json": REFUSED[0][0]}, {}, "option 'structured_outputs': keyword 'uniqueItems' cannot be enforced"),
+        ({"grammar": "root ::= other"}, {}, 'Rule "other" is not defined'),
+        ({"regex": "a(b"}, {}, "missing ), unterminated subpattern"),
+        ({"choice": []}, {}, "it must be a list of strings"),
+        ({"json": {"enum": ["x" * 300_000]}}, {}, "at most 262144 are allowed"),
+        ({"structural_tag": {"type": "structural_tag", "format": {"type": "magic"}}}, {}, "the format 'magic'"),
+        ({"choice": ["a"]}, {"ignore_eos": True}, "options 'ignore_eos' and 'structured_outputs' exclude each other"),
+    ],
+)
+def test_wrong_structure_is_refused_before_anything_is_generated(served, structure, options, reason):
+    text, ended = answer(send(served, structure, **options))
+    assert reason in text
+    assert not ended
+
+
+def test_texts_go_on_while_a_structure_compiles_that_takes_too_much(served, monkeypatch):
+    """The worker holds one structure until another text has ended, and then ends as if it had taken too much."""
+    asked, go = threading.Event(), threading.Event()
+
+    def ask(worker, line):
+        asked.set()
+        assert go.wait(60)
+        raise WorkerEnded("it takes too much memory to compile: make it smaller")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shared.structure.Worker.ask", ask)
+        held = send(served, {"choice": ["held"]})
+        assert asked.wait(60)
+        assert answer(send(served))[1]
+        assert not held.finished.is_set()
+        go.set()
+        assert "too much memory to compile: make it smaller" in answer(held)[0]
+    assert answer(send(served, {"choice": ["then"]})) == ("then", "stop")
+
+
+def test_explosive_grammar_ends_only_its_worker(served):
+    bomb = {"grammar": 'root ::= ((("a"{1,200}){1,200}){1,200}){1,200}'}
+    assert re.search("too much memory|more than 10 s", answer(send(served, bomb))[0])
+    assert answer(send(served, {"choice": ["then"]})) == ("then", "stop")
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+def test_vocabulary_has_the_bytes_of_the_tokens(tmp_path, kind):
+    text = "Grüße 🥖, 비 그친\n뒤 <tool> x"
+    if kind == "byte_level":
+        language.save_gpt2(tmp_path)
+        tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    else:
+        pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "x", "G"]
+        tokenizer = Tokenizer(
+            models.BPE({piece: id for id, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.add_special_tokens(["<end>"])
+    tokens = vocabulary(tokenizer, tokenizer.get_vocab_size())
+    assert b"".join(tokens[id] for id in tokenizer.encode(text, add_special_tokens=False).ids).decode() == text
+    assert tokens[tokenizer.token_to_id("<end>")] == b""
