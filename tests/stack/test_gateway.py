@@ -14,8 +14,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import pydantic
 import pytest
 from transformers import AutoTokenizer
 
@@ -438,6 +440,43 @@ def test_message_equals_tritons_answer(served, prompt_of, claude):
     stopped = claude.messages.create(**options, stop_sequences=["never generated", stop])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
     assert stopped.content[0].text == block.text[: block.text.index(stop)]
+
+
+class Forecast(pydantic.BaseModel):
+    """A model with random weights ends such a text soon."""
+
+    city: Literal["Oslo", "Rome"]
+
+
+def test_response_has_forms_and_calls(client):
+    assert client.responses.parse(model="mychat", input=USER, text_format=Forecast).output_parsed.city
+    tool = {"type": "function", "name": "weather", "parameters": Forecast.model_json_schema(), "strict": True}
+    options = {"model": "mychat", "tools": [tool], "parallel_tool_calls": False, "max_output_tokens": 200}
+    with client.responses.stream(**options, input=USER, tool_choice="required") as stream:
+        arguments = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
+        response = stream.get_final_response()
+    (call,) = [item for item in response.output if item.type == "function_call"]
+    assert json.loads(call.arguments) == json.loads(arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    conversation = [{"role": "user", "content": USER}, *response.output, result]
+    assert client.responses.create(**options, input=conversation, tool_choice="none").output_text
+
+
+def test_message_has_forms_and_calls(claude):
+    options = {"model": "mychat", "max_tokens": 200}
+    parsed = claude.messages.parse(**options, messages=QUESTION[1:], output_format=Forecast)
+    assert parsed.parsed_output.city
+    options["tools"] = [{"name": "weather", "input_schema": Forecast.model_json_schema()}]
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    with claude.messages.stream(**options, messages=QUESTION[1:], tool_choice=choice) as stream:
+        message = stream.get_final_message()
+    assert message.stop_reason == "tool_use"
+    (call,) = [block for block in message.content if block.type == "tool_use"]
+    assert call.input["city"] in ("Oslo", "Rome")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+    back = [*QUESTION[1:], {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    answer = claude.messages.create(**options, messages=back, tool_choice={"type": "none"})
+    assert answer.stop_reason in ("end_turn", "max_tokens")
 
 
 def test_errors_have_anthropics_classes(anthropic, claude):
