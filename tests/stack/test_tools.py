@@ -1,4 +1,4 @@
-"""Chats with tools, by models with random weights."""
+"""Calls of tools by models with random weights, which only a grammar brings to make valid ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from tests.support.chat_templates import TOOLS_HERMES, TOOLS_LLAMA, TOOLS_MISTRAL
 from tests.support.checkpoints import language
 from tests.support.stacks import TestStack
+from triton_transformers.http import opener
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +66,63 @@ def served(stack, sources) -> TestStack:
 
 def chat(served: TestStack, model: str, **fields) -> dict:
     return served.post("/v1/chat/completions", model=model, **({"messages": [QUESTION]} | OPTIONS | fields))
+
+
+def streamed(served: TestStack, model: str, **fields) -> tuple[list[dict], str]:
+    """Return the calls of a stream, and the reason for its end."""
+    body = {"model": model, "messages": [QUESTION], "stream": True} | OPTIONS | fields
+    headers = {"Authorization": f"Bearer {served.client_key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{served.gateway}/v1/chat/completions", json.dumps(body).encode(), headers)
+    calls: list[dict] = []
+    reason = ""
+    with opener.open(request, timeout=120) as response:
+        for line in response:
+            if line.startswith(b"data: {"):
+                (choice,) = json.loads(line[6:])["choices"]
+                reason = choice["finish_reason"] or reason
+                for call in choice["delta"].get("tool_calls", []):
+                    if call["index"] == len(calls):
+                        calls.append(call)
+                    else:
+                        calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return calls, reason
+
+
+def content(calls: list[dict]) -> list[tuple[str, str]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+def check(calls: list[dict]) -> None:
+    assert len({call["id"] for call in calls}) == len(calls)
+    for call in calls:
+        name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+        if name == "now":
+            assert arguments == {}
+        else:
+            assert name == "weather" and arguments.keys() == {"city", "days"}
+            assert arguments["city"] in CITIES and arguments["days"] in range(1, 10)
+
+
+@pytest.mark.parametrize("model", SYSTEMS)
+def test_required_tool_is_called(served, model):
+    """Without parallel calls: random weights may never end the list."""
+    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = chat(served, model, **fields)["choices"]
+    calls = choice["message"]["tool_calls"]
+    check(calls)
+    assert len(calls) == 1 and choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
+    stream, reason = streamed(served, model, **fields)
+    assert (content(stream), reason) == (content(calls), "tool_calls")
+
+
+@pytest.mark.parametrize("model", SYSTEMS)
+def test_named_tool_is_called_with_other_texts(served, model):
+    named = {"type": "function", "function": {"name": "weather"}}
+    for seed in range(4):
+        fields = {"tools": TOOLS, "tool_choice": named, "temperature": 2, "seed": seed}
+        (choice,) = chat(served, model, **fields)["choices"]
+        check(choice["message"]["tool_calls"])
+        assert [name for name, _ in content(choice["message"]["tool_calls"])] == ["weather"]
 
 
 @pytest.mark.parametrize("model", ["hermes", "mistral"])
