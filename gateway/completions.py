@@ -18,7 +18,7 @@ from gateway.api_error import ApiError
 from gateway.bodies import PositiveInt
 from gateway.context import Gateway, gateway_of
 from gateway.event_streams import DONE, event, openai_failure
-from gateway.images import Image
+from gateway.image_urls import Image
 from gateway.rows import ImageUrl, Input, TokenId, as_rows, check_count, check_ids
 from gateway.text_generation import FIELDS, Chunk, GenerationRequest, TokenCounts, TokenLogprob, find, respond
 from gateway.tool_calls import CallDelta, Delta

@@ -20,7 +20,7 @@ from gateway.api_error import ApiError, not_found
 from gateway.bodies import json_response
 from gateway.context import Gateway, gateway_of
 from gateway.event_streams import ENCODER, EventStream
-from gateway.images import Image, image_tensors, placed
+from gateway.image_urls import Image, image_tensors, placed
 from gateway.inference import Outputs
 from gateway.served_systems import Served, System
 from gateway.tool_calls import AnswerParser, CallDelta, Delta

@@ -157,13 +157,11 @@ def _checked(content: Any, number: int) -> list[dict[str, str]] | None:
 
 def load_processor(folder: Path) -> Any:
     """Load the processor of images and texts, without its part for videos, which takes torchvision."""
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
     from shared.lean_transformers import transformers
 
     options: dict[str, Any] = {"local_files_only": True}
     kind = transformers.AutoConfig.from_pretrained(folder, **options).model_type
-    name = PROCESSOR_MAPPING_NAMES[kind]
+    name = transformers.models.auto.processing_auto.PROCESSOR_MAPPING_NAMES[kind]
     processor_class = getattr(transformers, WITHOUT_VIDEOS.get(name, name))
     image_processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil", **options)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)

@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway import images
+from gateway import image_urls
 from gateway.api_error import ApiError
 from gateway.config import Config, Limits
-from gateway.images import is_public, load_images
+from gateway.image_urls import is_public, load_images
 from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.triton_stand_in import GENERATION_INPUTS, Failure, TritonStandIn, generator, rows_of
 from tests.unit.test_gateway_image_parts import PNG, url
@@ -138,7 +138,7 @@ def site() -> Iterator[str]:
 
 @pytest.fixture
 def local_is_public(monkeypatch):
-    monkeypatch.setattr(images, "is_public", lambda address: address == "127.0.0.1" or is_public(address))
+    monkeypatch.setattr(image_urls, "is_public", lambda address: address == "127.0.0.1" or is_public(address))
 
 
 def fetched(*addresses: str, image_urls: bool = True) -> list[bytes]:
@@ -199,7 +199,7 @@ def test_address_that_was_checked_is_the_one_that_is_connected(site, monkeypatch
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", rebinding)
     monkeypatch.setattr(asyncio, "open_connection", refuse)
-    monkeypatch.setattr(images, "is_public", lambda address: address == "192.0.2.7")
+    monkeypatch.setattr(image_urls, "is_public", lambda address: address == "192.0.2.7")
     with pytest.raises(ApiError, match="cannot be fetched"):
         fetched(f"http://rebinding.example:{port}/a.png")
     assert connected == ["192.0.2.7"]
