@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import functools
 import importlib
 import json
 import math
+import operator
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pydantic
@@ -363,6 +367,111 @@ def test_options_of_vllm_shape_the_text(served, client):
     assert client.completions.create(**options, extra_body={"top_k": 1}).choices[0].text == greedy
     filled = client.completions.create(**options, temperature=2, extra_body={"ignore_eos": True, "min_tokens": 5})
     assert (filled.choices[0].finish_reason, filled.usage.completion_tokens) == ("length", 5)
+
+
+# --- forms and tools --------------------------------------------------------------------------------------------------
+
+
+class Battery(pydantic.BaseModel):
+    """A battery. Each value of it is a short text, so that a model with random weights comes to the end."""
+
+    size: Literal["CR2032", "AA"]
+    full: bool
+
+
+class Anything(pydantic.BaseModel):
+    pass
+
+
+class Weather(pydantic.BaseModel):
+    city: Literal["Rome", "Oslo"]
+
+
+def by_instructor(client, url, mode: str) -> Any:
+    import instructor
+
+    wrapped = instructor.from_openai(client, mode=instructor.Mode[mode])
+    return wrapped.chat.completions.create(model="mychat", messages=QUESTION, response_model=Battery, max_retries=0)
+
+
+def by_outlines(client, url, maker: str) -> Any:
+    import outlines
+
+    return Battery.model_validate_json(getattr(outlines, maker)(client, "mychat")("Which battery?", Battery))
+
+
+def by_langchain(client, url, method: str) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="mychat", base_url=url, api_key=KEY, max_retries=0)
+    return model.with_structured_output(Battery, method=method).invoke("Which battery?")
+
+
+def by_litellm(client, url, provider: str) -> Any:
+    import litellm
+
+    model = f"{provider}/mychat"
+    answer = litellm.completion(model, QUESTION, api_base=url, api_key=KEY, response_format=Battery)
+    return Battery.model_validate_json(answer.choices[0].message.content)
+
+
+def by_llama_index(client, url) -> Any:
+    from llama_index.llms.openai_like import OpenAILike
+
+    model = OpenAILike(model="mychat", api_base=url, api_key=KEY, is_chat_model=True, is_function_calling_model=True)
+    return model.as_structured_llm(Battery).complete("Which battery?").raw
+
+
+def by_parse(client, url, streams: bool) -> Any:
+    ask = {"model": "mychat", "messages": QUESTION, "response_format": Battery}
+    if not streams:
+        return client.chat.completions.parse(**ask).choices[0].message.parsed
+    with client.chat.completions.stream(**ask) as stream:
+        return stream.get_final_completion().choices[0].message.parsed
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        *(partial(by_instructor, mode=mode) for mode in ("TOOLS", "JSON_SCHEMA")),
+        *(partial(by_outlines, maker=maker) for maker in ("from_openai", "from_vllm")),
+        *(partial(by_langchain, method=method) for method in ("json_schema", "function_calling")),
+        *(partial(by_litellm, provider=provider) for provider in ("openai", "hosted_vllm")),
+        by_llama_index,
+        *(partial(by_parse, streams=streams) for streams in (False, True)),
+    ],
+    ids=lambda ask: "-".join([getattr(ask, "func", ask).__name__, *map(str, getattr(ask, "keywords", {}).values())]),
+)
+def test_client_gets_the_object_that_it_asks_for(client, url, ask, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or litellm fetches the prices of models
+    assert isinstance(ask(client, url), Battery)
+
+
+def test_instructor_gets_any_json(client):
+    import instructor
+    from instructor.core.exceptions import IncompleteOutputException
+
+    wrapped = instructor.from_openai(client, mode=instructor.Mode.JSON)
+    ask = {"model": "mychat", "messages": QUESTION, "max_tokens": 50}
+    with contextlib.suppress(IncompleteOutputException):  # with random weights, the object may not end
+        assert isinstance(wrapped.chat.completions.create(**ask, response_model=Anything, max_retries=0), Anything)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_langchain_calls_a_tool_and_returns_its_result(url, streams):
+    from langchain_core.messages import ToolMessage
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="mychat", base_url=url, api_key=KEY, max_retries=0)
+    bound = model.bind_tools([Weather], tool_choice="required")
+    answer = functools.reduce(operator.add, bound.stream("Rome?")) if streams else bound.invoke("Rome?")
+    (call,) = answer.tool_calls[:1]
+    assert call["name"] == "Weather"
+    assert Weather.model_validate(call["args"])
+    assert answer.response_metadata["finish_reason"] == "tool_calls"
+    results = [ToolMessage("rain", tool_call_id=call["id"]) for call in answer.tool_calls]
+    again = bound.invoke([("user", "Rome?"), answer, *results], max_tokens=200)
+    assert again.tool_calls
 
 
 NODE = """
