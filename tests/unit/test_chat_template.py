@@ -90,7 +90,7 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "weather",
-            "description": "Wie ist es <b>dort</b>?",
+            "description": "Which <b>weather</b>?",
             "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
         },
     }

@@ -116,7 +116,7 @@ def test_calls(family, text, content, calls):
         ("", "think", "<think>\nHm.\n</think>\n\nYes. ", ("\nHm.\n", "Yes. ", [])),
         ("", "think", "\n <thin", ("", "\n <thin", [])),
         ("", "think", "Yes <think>no</think>", ("", "Yes <think>no</think>", [])),
-        ("", "think_opened", "Hm. </thi</think>Yes.", ("Hm. </thi", "Yes.", [])),
+        ("", "think_opened", "Hm. </th</think>Yes.", ("Hm. </th", "Yes.", [])),
         ("", "think_opened", "<think>Hm.", ("Hm.", "", [])),
         ("", "gemma4", "<|channel>thought\nHm.<channel|>Yes.", ("Hm.", "Yes.", [])),
         ("", "mistral", "[THINK]Hm.[/THINK]Yes.", ("Hm.", "Yes.", [])),
