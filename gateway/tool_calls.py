@@ -43,7 +43,7 @@ class Family(NamedTuple):
     dropped: tuple[str, ...] = ()  # are never content
     header: str = ""  # matches the text between the beginning and the arguments
     # The arguments are JSON, unless one of these is set.
-    pair: str = ""  # matches an argument's name and value
+    pair: tuple[str, str] = ("", "")  # matches an argument's name and value up to the text that ends it
     quote: str = ""  # stands around the strings of an object, whose names have no quotes
     bare: bool = False  # an answer that begins with the JSON of a known tool is a call, too
     special: bool = False  # the tokenizer takes the markers for special tokens, which are not in texts by default
@@ -92,10 +92,10 @@ FAMILIES = {
     ),
     "qwen3_coder": HERMES._replace(
         begins=("<tool_call>", "<function="), ends=("</function>", "</tool_call>"),
-        header=rf"\s*(<function=)?{NAME}>", pair=r"<parameter=(.*?)>\n?(.*?)\n?</parameter>",
+        header=rf"\s*(<function=)?{NAME}>", pair=(r"<parameter=([^>]*)>\n?(.*)", "</parameter>"),
     ),
     "glm": HERMES._replace(
-        header=rf"\s*{NAME}\s*", pair=r"<arg_key>(.*?)</arg_key>\s*<arg_value>\n?(.*?)\n?</arg_value>"
+        header=rf"\s*{NAME}\s*", pair=(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>\n?(.*)", "</arg_value>")
     ),
     "gemma4": Family(
         ("<|tool_call>",), ("<tool_call|>",), header=rf"call:{NAME}", special=True, quote='<|"|>',
@@ -327,7 +327,7 @@ class AnswerParser:
                 yield from self._json_calls(char, is_bare=not marker)
                 return
             self._back(char)
-            if form.pair or form.quote:
+            if form.pair[0] or form.quote:
                 yield from self._whole_call(form)
             elif form.header:
                 yield from self._headed_call(form.header)
@@ -398,7 +398,7 @@ class AnswerParser:
             raise Malformed from None
         if not isinstance(value, dict):
             raise Malformed
-        return json.dumps(value, ensure_ascii=False)
+        return whole_characters(json.dumps(value, ensure_ascii=False))
 
     def _headed_call(self, header: str) -> Steps:
         """Read a call whose name stands in a header before the arguments."""
@@ -421,7 +421,7 @@ class AnswerParser:
         if not marker or not match:
             raise Malformed
         name, rest = match["name"], text[match.end() :]
-        arguments = unquoted(rest, form.quote) if form.quote else paired(form.pair, rest, self._schemas.get(name, {}))
+        arguments = unquoted(rest, form.quote) if form.quote else paired(*form.pair, rest, self._schemas.get(name, {}))
         self._call(name)
         self._arguments(arguments)
 
@@ -433,7 +433,7 @@ class AnswerParser:
         pieces: list[str] = []
         yield from self._value(quote, pieces.append)
         try:
-            return str(json.loads("".join(pieces), strict=False))
+            return whole_characters(str(json.loads("".join(pieces), strict=False)))
         except ValueError:
             raise Malformed from None
 
@@ -465,29 +465,39 @@ def first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join({re.escape(marker[0]) for marker in markers}) or "$^")
 
 
+def whole_characters(text: str) -> str:
+    """Replace halves of surrogate pairs, which a model may have written as escapes: UTF-8 has none."""
+    return text.encode(errors="replace").decode()
+
+
 def unquoted(text: str, quote: str) -> str:
     """Return the JSON of an object whose strings have other quotes, and whose names may have none."""
     parts = text.split(quote)
     parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
     if len(parts) > 1 or '"' not in text:
-        parts[::2] = [re.sub(r"([\w.-]+)\s*:", r'"\1":', part) for part in parts[::2]]
+        parts[::2] = [re.sub(r"(?<![\w.-])([\w.-]+)\s*:", r'"\1":', part) for part in parts[::2]]
     try:
-        return json.dumps(json.loads("".join(parts)), ensure_ascii=False)
+        return whole_characters(json.dumps(json.loads("".join(parts)), ensure_ascii=False))
     except (ValueError, RecursionError):
         raise Malformed from None
 
 
-def paired(pair: str, text: str, schema: dict[str, Any]) -> str:
-    """Return the JSON of arguments that are pairs, with the types that the schema has."""
-    values = {name.strip(): value for name, value in re.findall(pair, text, re.DOTALL)}
-    types = schema.get("properties", {})
+def paired(pair: str, end: str, text: str, schema: dict[str, Any]) -> str:
+    """Return the JSON of arguments that are pairs, with the types that the schema has.
+
+    The time grows with the text, not with its square: a client can bring a model to write long ones without an end.
+    """
+    found = [match for part in text.split(end)[:-1] if (match := re.search(pair, part, re.DOTALL))]
+    values = {match[1].strip(): match[2].removesuffix("\n") for match in found}
+    types = schema.get("properties")
+    types = types if isinstance(types, dict) else {}
     written = [f"{json.dumps(name)}: {typed(value, types.get(name))}" for name, value in values.items()]
     return f"{{{', '.join(written)}}}"
 
 
 def typed(text: str, schema: Any) -> str:
     """Return the JSON of a value that a model wrote without quotes."""
-    kinds = schema.get("type", "") if isinstance(schema, dict) else ""
+    kinds = str(schema.get("type")) if isinstance(schema, dict) else ""
     if "string" not in kinds or (text == "null" and "null" in kinds):
         try:
             json.loads(text)

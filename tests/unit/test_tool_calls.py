@@ -65,6 +65,8 @@ XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\
         ("hermes", f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "weather"}}</tool_call>', "", [CALL]),
         ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [SHORT]),
         ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
+        ("hermes", '<tool_call>{"arguments": {"a": "\\ud83d"}, "name": "n\\ud83d"}</tool_call>', "",
+         [("n?", '{"a": "?"}')]),
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "a } \\" </tool_call>"}}</tool_call>', "",
          [("weather", '{"city": "a } \\" </tool_call>"}')]),
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1}</tool_call> So.', "So.", [SHORT]),
@@ -152,6 +154,19 @@ def test_long_answers_take_linear_time_and_deep_ones_no_recursion():
     assert parsed("hermes", "", [text])[2][0][1] == '{"a":' * 10_000
     text = "<tool_call>" + '{"function": ' * 10_000
     assert parsed("hermes", "", [text]) == ("", text, [])
+    text = "<tool_call><function=weather>" + "<parameter=>" * 10_000 + "</function>"
+    assert parsed("qwen3_coder", "", [text])[2] == [("weather", "{}")]
+    text = "<tool_call>weather" + "<arg_key></arg_key>" * 10_000 + "</tool_call>"
+    assert parsed("glm", "", [text])[2] == [("weather", "{}")]
+    text = "<|tool_call>call:weather{" + "a" * 100_000 + "<tool_call|>"
+    assert parsed("gemma4", "", [text]) == ("", text, [])
+
+
+@pytest.mark.parametrize("properties", [None, [1], {"city": None}, {"city": {"type": 5}}])
+def test_arguments_are_read_without_a_valid_schema(properties):
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"properties": properties}}}
+    text = "<tool_call><function=weather><parameter=city>Rome</parameter></function></tool_call>"
+    check("qwen3_coder", "", text, ("", "", [("weather", '{"city": "Rome"}')]), tools=[tool])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
