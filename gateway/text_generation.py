@@ -209,11 +209,14 @@ async def generate(gateway: Gateway, request: GenerationRequest) -> AsyncGenerat
     tensors, n = option_tensors(request), request.n
     tensors += await image_tensors(gateway.config, request.system, request.images)
     size = 1 if request.streams else len(request.rows)
-    parts = [(first, number) for first in range(0, len(request.rows), size) for number in range(n)]
+    # Choices share the bytes of their prompt.
+    prompts = {
+        first: Tensor.from_texts(request.source, request.rows[first : first + size])
+        for first in range(0, len(request.rows), size)
+    }
+    parts = [(first, number) for first in prompts for number in range(n)]
     answers = [
-        _pieces(gateway, request, [Tensor.from_texts(request.source, rows), *tensors, *_seed_tensor(request, number)])
-        for first, number in parts
-        for rows in [request.rows[first : first + size]]
+        _pieces(gateway, request, [prompts[first], *tensors, *_seed_tensor(request, number)]) for first, number in parts
     ]
     choices: dict[int, Choice] = {}
     async with aclosing(side_by_side(answers)) as arrivals:
