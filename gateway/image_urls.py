@@ -39,7 +39,7 @@ async def image_tensors(config: Config, system: System, images: Sequence[Image])
     if not images:
         return []
     if IMAGES not in system.inputs:
-        raise ApiError(400, f"The model '{system.name}' takes texts, not images.", images[0][0], "unsupported_value")
+        raise ApiError(400, "This model takes texts, not images.", images[0][0], "unsupported_value")
     return [Tensor.from_texts(IMAGES, await load_images(config, images))]
 
 

@@ -60,7 +60,7 @@ def test_model_gets_parts_and_files_in_their_order(served):
 @pytest.mark.parametrize(
     ("model", "part", "param", "reason"),
     [
-        ("counter", IMAGE, "messages[0].content[0]", "'counter' takes texts, not images"),
+        ("counter", IMAGE, "messages[0].content[0]", "This model takes texts, not images"),
         ("sees", {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, PLACE, "fetches none"),
         ("sees", {"type": "image_url", "image_url": {"url": url("GIF")}}, PLACE, "is image/gif"),
         ("damaged", IMAGE, PLACE, f"'{PLACE}' is not a whole JPEG, PNG or WebP file"),
