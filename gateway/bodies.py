@@ -177,5 +177,6 @@ def _invalid(message: str, types: Mapping[str, Any]) -> ApiError:
         param = f"{param}.{missing[1]}" if param else missing[1]
         return ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
     if text.startswith("Invalid enum value") and param and param in types:
-        text += f", use {' or '.join(map(repr, get_args(types[param])))}"
+        literal = next(filter(get_args, get_args(types[param])), types[param])  # without the None beside it
+        text += f", use {' or '.join(map(repr, get_args(literal)))}"
     return ApiError(400, f"Invalid value for '{param}': {text[:1].lower()}{text[1:]}." if param else f"{text}.", param)

@@ -69,8 +69,9 @@ class Conversation:
         try:
             yield
         except ApiError as error:
-            error.message = re.sub(r"'[^']*'", lambda match: self._renamed(match[0]), error.message)
-            error.param = error.param and self._renamed(error.param)
+            if error.param and error.param != "model":  # whose errors name models, not fields
+                error.message = re.sub(r"'[^']*'", lambda match: self._renamed(match[0]), error.message)
+                error.param = self._renamed(error.param)
             raise
 
     def _renamed(self, field: str) -> str:
@@ -79,7 +80,10 @@ class Conversation:
 
     def _place(self, match: re.Match[str]) -> str:
         message, part = int(match[1]), match[2]
-        return self._places[message] if part is None else self._part_places[message][int(part)]
+        try:
+            return self._places[message] if part is None else self._part_places[message][int(part)]
+        except IndexError:  # a name that the client made up, such as a tool's
+            return match[0]
 
 
 def text_part(text: str, place: str) -> PlacedPart:

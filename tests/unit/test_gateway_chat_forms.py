@@ -649,6 +649,20 @@ def test_wrong_request_is_refused_by_param(gateway, received, path, fields, para
     assert not received
 
 
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+def test_name_that_looks_like_a_field_is_refused(gateway, path) -> None:
+    reply = gateway.post(path, body(path, model="messages[9]"))
+    assert reply.status == 404
+    assert "'messages[9]' does not exist" in reply.json["error"]["message"]
+    choice = {"type": "function" if path == RESPONSES else "tool", "name": "messages[9]"}
+    assert gateway.post(path, body(path, tool_choice=choice)).status == 400
+
+
+def test_wrong_effort_is_refused_with_the_right_ones(gateway) -> None:
+    error = gateway.post(RESPONSES, body(RESPONSES, reasoning={"effort": "huge"})).error
+    assert error["message"].endswith("use 'none' or 'minimal' or 'low' or 'medium' or 'high' or 'xhigh'.")
+
+
 def test_damaged_bodies_are_refused(gateway) -> None:
     half = json.dumps({"model": "plain", "input": [{"role": "user", "content": "\ud83d"}]}).encode()
     assert gateway.post(RESPONSES, half).error["param"] == "input[0].content"
