@@ -72,6 +72,14 @@ def json_response(answer: Any) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
+def json_object(text: str) -> dict[str, Any] | None:
+    """Return the object that a text of JSON has, None if it has none or half a surrogate pair."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
 @functools.cache
 def _decoder(struct: type[Body]) -> msgspec.json.Decoder[Body]:
     return msgspec.json.Decoder(struct)

@@ -69,8 +69,11 @@ class StructuredOutputs(msgspec.Struct, omit_defaults=True, forbid_unknown_field
         """Return the option of the model. Raise ApiError if there is not exactly one."""
         forms = {name: form for name, form in msgspec.to_builtins(self).items() if form not in (None, False)}
         for name in ("json", "structural_tag"):
-            if isinstance(forms.get(name), str):
-                forms[name] = parsed_object(forms[name], f"structured_outputs.{name}")
+            if isinstance(text := forms.get(name), str) and (form := bodies.json_object(text)) is not None:
+                forms[name] = form
+            elif isinstance(text, str):
+                param = f"structured_outputs.{name}"
+                raise ApiError(400, f"'{param}' must be a JSON object.", param, "invalid_value")
         if len(forms) > 1:
             message = f"'structured_outputs' must have one of {' and '.join(map(repr, forms))}."
             raise ApiError(400, message, "structured_outputs", "invalid_value")
@@ -78,13 +81,6 @@ class StructuredOutputs(msgspec.Struct, omit_defaults=True, forbid_unknown_field
             param = "structured_outputs.structural_tag.format"
             raise ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
         return forms or None
-
-
-def parsed_object(text: str, param: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        raise ApiError(400, f"'{param}' must be a JSON object.", param, "invalid_value") from None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

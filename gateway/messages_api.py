@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gateway import bodies
 from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError, anthropic_form
-from gateway.bodies import PositiveInt, json_response
+from gateway.bodies import PositiveInt, json_object, json_response
 from gateway.chat_forms import Block, BlockForm, Conversation, PlacedPart, Step, image_part, text_part
 from gateway.context import gateway_of
 from gateway.event_streams import named_event
@@ -269,16 +269,8 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 def content_block(block: Block, text: str) -> dict[str, Any]:
-    if block.call:
-        return {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": json_object(text)}
+    if block.call:  # there is no object if the answer ended inside it
+        return {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": json_object(text) or {}}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
     return {"type": "text", "text": text}
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; none if the answer ended inside them."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        return {}

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.api_error import ApiError, shown
+from gateway.bodies import json_object
 from gateway.served_systems import System
 from gateway.tool_calls import FAMILIES, HARMONY, REASONING, AnswerParser, grammar, keeps_special_tokens
 
@@ -138,11 +139,7 @@ class ToolUse:
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return a call as templates expect it. Arguments that a model wrote wrong stay a string."""
         function = call["function"]
-        try:
-            arguments = json.loads(function["arguments"] or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if isinstance(arguments, dict):
+        if (arguments := json_object(function["arguments"] or "{}")) is not None:
             function = function | {"arguments": arguments}
         return call | {"id": self._id(call["id"]), "function": function}
 

@@ -102,9 +102,10 @@ def test_messages_of_calls_and_results():
     assert calls["content"] == ""
     assert calls["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Rome"}}
     assert result == {"role": "tool", "name": "weather", "tool_call_id": "call_1", "content": "sunny"}
-    broken = CALL | {"function": {"name": "weather", "arguments": '{"city'}}
-    (kept,) = use().messages([{"role": "assistant", "content": None, "tool_calls": [broken]}])
-    assert kept["tool_calls"][0]["function"]["arguments"] == '{"city'
+    for arguments in ('{"city', '{"city": "\\ud83d"}', "[1]"):
+        broken = CALL | {"function": {"name": "weather", "arguments": arguments}}
+        (kept,) = use().messages([{"role": "assistant", "content": None, "tool_calls": [broken]}])
+        assert kept["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 def test_mistral_gets_ids_of_nine_characters():
