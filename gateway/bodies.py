@@ -31,20 +31,16 @@ IGNORED = frozenset(IGNORED_FIELDS.split())
 KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 # The values that ask for nothing, and the fields that have them: fields that some endpoints do not support.
 NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
-    ((), "audio dimensions max_chunks_per_doc max_tokens_per_doc moderation prediction stream_options"),
-    ((), "web_search_options"),
-    (
-        (False,),
-        "continue_final_message echo include_stop_str_in_output logprobs raw_scores return_token_strs store stream",
-    ),
-    ((False,), "background use_beam_search"),
+    ((), "audio background_options container conversation dimensions inference_geo max_chunks_per_doc"),
+    ((), "max_tokens_per_doc moderation prediction previous_response_id prompt stream_options web_search_options"),
+    ((False,), "background continue_final_message echo include_stop_str_in_output logprobs raw_scores"),
+    ((False,), "return_token_strs store stream use_beam_search"),
     ((True,), "add_generation_prompt include_reasoning spaces_between_special_tokens"),
-    ((), "background_options container conversation inference_geo previous_response_id prompt"),
     ((KEEP_THINKING,), "context_management"),
     ((True, False), "parallel_tool_calls"),
     ((0,), "frequency_penalty presence_penalty priority top_logprobs"),
     ((1,), "best_of length_penalty n"),
-    (([],), "functions tools"),
+    (([],), "functions mcp_servers tools"),
     (({},), "logit_bias"),
     (("",), "suffix"),
     (("float",), "encoding_format"),
@@ -57,7 +53,6 @@ NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     (("auto", "default", "standard_only"), "service_tier"),
     (("disabled",), "truncation"),
     (("standard",), "speed"),
-    (([],), "mcp_servers"),
     (("medium",), "verbosity"),
     # Texts that are too long are always cut at their end.
     ((True, "END"), "truncate"),

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import bodies
-from gateway.api_error import ApiError
+from gateway.api_error import ApiError, openai_form
 from gateway.bodies import PositiveInt
 from gateway.context import Gateway, gateway_of
-from gateway.event_streams import DONE, event, openai_failure
+from gateway.event_streams import event
 from gateway.image_urls import Image
 from gateway.rows import ImageUrl, Input, TokenId, as_rows, check_count, check_ids
 from gateway.text_generation import FIELDS, Chunk, GenerationRequest, TokenCounts, TokenLogprob, find, respond
@@ -222,12 +222,12 @@ async def completions(request: Request) -> Response:
         echo=bool(body.echo),
         fields=field_names(body),
     )
-    return await respond(request, generation, CompletionsForm(body))
+    return await respond(request, generation, CompletionsForm(body), generation.streams)
 
 
 async def chat(request: Request) -> Response:
     body = await bodies.read(request, ChatBody)
-    return await respond(request, await chat_request(gateway_of(request), body), ChatForm(body))
+    return await respond(request, await chat_request(gateway_of(request), body), ChatForm(body), bool(body.stream))
 
 
 async def chat_request(gateway: Gateway, body: ChatBody) -> GenerationRequest:
@@ -310,8 +310,7 @@ def images_of(messages: Sequence[Message]) -> list[Image]:
 class Form:
     """The form that the answers of completions and chats share."""
 
-    end = DONE
-    failure = staticmethod(openai_failure)
+    end = b"data: [DONE]\n\n"
     prefix, whole_kind, event_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, body: GenerationBody) -> None:
@@ -342,6 +341,9 @@ class Form:
                 yield b"".join([event(self.head | {"choices": [piece]} | more) for piece in self.pieces(chunk)])
         if self.includes_usage:
             yield event(self.head | {"choices": [], "usage": usage(counts)})
+
+    def failure(self, error: ApiError) -> bytes:
+        return event(openai_form(error))
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
         """Return a whole choice."""

@@ -11,10 +11,8 @@ import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.api_error import ApiError, openai_form
+from gateway.api_error import ApiError
 
-# OpenAI's last event.
-DONE = b"data: [DONE]\n\n"
 # Proxies must not collect events.
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 ENCODER = msgspec.json.Encoder()
@@ -27,10 +25,6 @@ def event(value: Any) -> bytes:
 def named_event(name: str, value: Any) -> bytes:
     """Return an event of an API whose events have names."""
     return b"event: %b\n%b" % (name.encode(), event(value))
-
-
-def openai_failure(error: ApiError) -> bytes:
-    return event(openai_form(error))
 
 
 class EventStream(StreamingResponse):
@@ -50,22 +44,8 @@ class EventStream(StreamingResponse):
         self.first = first
         self.events = events
         self.timeout = timeout  # seconds from one event to the next
-        self.end = end
-        self.failure = failure
-
-    @classmethod
-    async def begin(
-        cls,
-        events: AsyncGenerator[bytes, None],
-        timeout: float,
-        end: bytes = DONE,
-        failure: Callable[[ApiError], bytes] = openai_failure,
-    ) -> EventStream:
-        """Wait for the first events, so that an error before them gets its own status.
-
-        `end` follows the last event, unless there was an error; `failure` makes its event.
-        """
-        return cls(await anext(events, b""), events, timeout, end, failure)
+        self.end = end  # follows the last event, unless there was an error
+        self.failure = failure  # makes the event of an error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. Starlette would also wait for the client's end, which GatewayProtocol reports."""

@@ -24,6 +24,7 @@ from triton_transformers.tensors import Tensor
 IMAGES = "images"  # the input of systems that read images in a chat
 # The place of an image in a request, for messages, and its URL.
 Image = tuple[str, str]
+ADDRESSES = ("http://", "https://")
 FETCH_S = 10.0  # for all redirects and the file
 MAX_ADDRESSES = 16  # in one request
 MAX_REDIRECTS = 3
@@ -57,7 +58,7 @@ async def load_images(config: Config, images: Sequence[Image]) -> list[bytes]:
     if len(images) > (most := config.limits.texts):
         message = f"The request has {len(images)} images; at most {most} are possible (GATEWAY_TEXTS)."
         raise ApiError(400, message, images[most][0], "too_many_inputs")
-    addresses = [where for where, url in images if config.image_urls and is_address(url)]
+    addresses = [where for where, url in images if config.image_urls and url.lower().startswith(ADDRESSES)]
     if len(addresses) > MAX_ADDRESSES:
         message = f"The request has the addresses of {len(addresses)} images; at most {MAX_ADDRESSES} are possible."
         raise ApiError(400, message, addresses[MAX_ADDRESSES], "too_many_inputs")
@@ -67,10 +68,6 @@ async def load_images(config: Config, images: Sequence[Image]) -> list[bytes]:
         return await fetch(where, url, quota) if where in addresses else read_image(url, where)
 
     return await together(load(where, url) for where, url in images)
-
-
-def is_address(url: str) -> bool:
-    return url[:8].lower().startswith(("http://", "https://"))
 
 
 class Quota:

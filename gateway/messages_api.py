@@ -134,7 +134,7 @@ async def messages(request: Request) -> Response:
     chat = conversation(body)
     with chat.named_errors():
         generation = await chat.request(gateway_of(request), chat_fields(body))
-        return await respond(request, generation, MessageForm(body.model), whole=not body.stream)
+        return await respond(request, generation, MessageForm(body.model), body.stream)
 
 
 async def count_tokens(request: Request) -> Response:
@@ -143,7 +143,7 @@ async def count_tokens(request: Request) -> Response:
     gateway, chat = gateway_of(request), conversation(body)
     with chat.named_errors():
         generation = await chat.request(gateway, chat_fields(body))
-        # What chat templates read is there.
+        # Chat templates read only these.
         options = [tensor for tensor in option_tensors(generation) if tensor.name == SAMPLING_PARAMETERS]
         (row,) = await encoders.tokenized(gateway, generation.system, generation.rows, "messages", options)
     return json_response({"input_tokens": len(row.ids)})

@@ -93,7 +93,7 @@ async def responses(request: Request) -> Response:
     chat = conversation(body)
     with chat.named_errors():
         generation = await chat.request(gateway_of(request), chat_fields(body))
-        return await respond(request, generation, ResponseForm(body), whole=not body.stream)
+        return await respond(request, generation, ResponseForm(body), body.stream)
 
 
 # --- the request as one of a chat -------------------------------------------------------------------------------------

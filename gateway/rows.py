@@ -1,6 +1,6 @@
 """The rows of a request: read as texts, token ids or images, split into as many as a model takes, and joined again.
 
-Of an image it takes the file itself, no address: gateway/image_urls.py fetches those of chats.
+An image must be the file itself. Only chats may have addresses of images, which gateway/image_urls.py fetches.
 """
 
 from __future__ import annotations

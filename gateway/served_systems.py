@@ -39,7 +39,7 @@ class System:
         self.max_batch = int(config.max_batch_size)  # rows of a request; 0 if the model has no batch dimension
         self.streams = bool(config.model_transaction_policy.decoupled)
         # The model that generates for this one, if this one only forwards requests to it.
-        self.engine = config.parameters[ENGINE].string_value if ENGINE in config.parameters else ""
+        self.engine = self.parameter(ENGINE)
         self.inputs = frozenset(tensor.name for tensor in config.input)
         self.cancellable = CANCEL in self.inputs  # another request can end one by its id
         shapes = {tensor.name: [int(size) for size in tensor.dims] for tensor in config.output}

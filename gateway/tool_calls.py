@@ -47,7 +47,7 @@ class Family(NamedTuple):
     quote: str = ""  # stands around the strings of an object, whose names have no quotes
     bare: bool = False  # an answer that begins with the JSON of a known tool is a call, too
     special: bool = False  # the tokenizer takes the markers for special tokens, which are not in texts by default
-    # What a grammar enforces: the texts before all calls, around the arguments of one, between calls, and after all.
+    # A grammar enforces these texts: before all calls, around the arguments of one, between calls, and after all.
     # Without the last one it enforces one call, because xgrammar (0.1.31) must know where a list of calls ends.
     first: str = ""
     before: str = '{"name": "%s", "arguments": '
@@ -135,7 +135,7 @@ Emit = Callable[[str], None]
 
 
 class Malformed(Exception):
-    """What looked like a call is none."""
+    """Raised where a text that looked like a call is none."""
 
 
 class AnswerParser:
@@ -176,7 +176,7 @@ class AnswerParser:
         deltas, self._deltas = self._deltas, []
         return [delta for delta in deltas if self._parallel or not delta.call or not delta.call.index]
 
-    # What was read becomes deltas.
+    # These make deltas of what the reader finds.
 
     def _add(self, delta: Delta) -> None:
         last = self._deltas[-1] if self._deltas else Delta()

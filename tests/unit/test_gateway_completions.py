@@ -554,7 +554,8 @@ def test_stream_whose_head_cannot_be_sent_is_closed() -> None:
         raise ConnectionError
 
     async def respond() -> None:
-        response = await EventStream.begin(events(), WAIT_S)
+        stream = events()
+        response = EventStream(await anext(stream), stream, WAIT_S, b"", lambda error: b"")
         with pytest.raises(ConnectionError):
             await response({}, None, fail)
         assert closed

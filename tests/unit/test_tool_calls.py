@@ -70,7 +70,7 @@ XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "a } \\" </tool_call>"}}</tool_call>', "",
          [("weather", '{"city": "a } \\" </tool_call>"}')]),
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1}</tool_call> So.', "So.", [SHORT]),
-        # What is no call, and what ends too early, is content.
+        # Texts that are no calls, or end too early, are content.
         ("hermes", '<tool_call>{"city": "Rome"} </tool_call>.', '<tool_call>{"city": "Rome"} </tool_call>.', []),
         ("hermes", "<tool_call>weather<tool_call>[1]", "<tool_call>weather<tool_call>[1]", []),
         ("hermes", '<tool_call>{"name": "weat', '<tool_call>{"name": "weat', []),
