@@ -132,6 +132,7 @@ def test_engine_obeys_each_form_beside_other_texts(served):
     ("structure", "options", "reason"),
     [
         ({"json": REFUSED[0][0]}, {}, "option 'structured_outputs': keyword 'uniqueItems' cannot be enforced"),
+        ({"json": {"type": 5}}, {}, "option 'structured_outputs': a keyword of a schema has a value of the wrong type"),
         ({"grammar": "root ::= other"}, {}, 'Rule "other" is not defined'),
         ({"regex": "a(b"}, {}, "missing ), unterminated subpattern"),
         ({"choice": []}, {}, "it must be a list of strings"),

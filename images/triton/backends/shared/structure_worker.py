@@ -144,6 +144,8 @@ def answer(compiler: Any, structure: dict[str, Any]) -> dict[str, Any]:
         return {"error": "it is nested too deeply"}
     except MemoryError:
         return {"error": "it needs too much memory to compile: make it smaller"}
+    except (AttributeError, KeyError, TypeError):
+        return {"error": "a keyword of a schema has a value of the wrong type"}
     except Exception as error:
         return {"error": PLACE.sub("", " ".join(str(error).split()))[:300] or type(error).__name__}
 
