@@ -22,11 +22,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 # Fields that change nothing in the answer.
-IGNORED_FIELDS = (
-    "cache_control client_metadata max_tool_calls metadata prompt_cache_key prompt_cache_options "
-    "prompt_cache_retention safety_identifier user user_profile_id"
-)
-IGNORED = frozenset(IGNORED_FIELDS.split())
+IGNORED = {"cache_control", "client_metadata", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options"}
+IGNORED |= {"prompt_cache_retention", "safety_identifier", "user", "user_profile_id"}
 # Claude Code sends this with Anthropic's API.
 KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 # The values that ask for nothing, and the fields that have them: fields that some endpoints do not support.
@@ -173,7 +170,7 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 def _invalid(message: str, types: Mapping[str, Any]) -> ApiError:
     """Return the error for a message of msgspec, such as "Expected `str`, got `int` - at `$.input[3]`"."""
-    text, _, path = message.replace("`key` in `$", "`$").partition(" - at `$")
+    text, _, path = message.replace("`key` in `$", "`$").replace("NoneType", "null").partition(" - at `$")
     # An element of an object has three dots.
     param = path.rstrip("`").removeprefix(".").replace("[...]", "") or None
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):

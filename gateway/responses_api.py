@@ -74,7 +74,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     input: str | list[Item]
     instructions: str | None = None
-    include: list[str] = []  # the others are parts of tools that are refused, and reasoning, which is always there
+    include: list[str] = []  # other values than LOGPROBS ask for parts of refused tools, or for reasoning, always there
     max_output_tokens: PositiveInt | None = None
     metadata: dict[str, str] = {}
     parallel_tool_calls: bool = True

@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -78,13 +78,13 @@ class GenerationRequest:
     source: Literal["text_input", "messages"]  # the model's input with the rows
     rows: Sequence[Row]
     options: Mapping[str, Any]  # of OPTIONS and SAMPLING; None: not set
+    fields: Mapping[str, str]  # option or input of the model -> field of the request, where the names differ
     model: str  # as the client named it
     streams: bool = False
     n: int = 1  # choices for each row
     echo: bool = False
     images: Sequence[Image] = ()  # of all messages, in their order
     tools: ToolUse | None = None  # reads the answers to a chat
-    fields: Mapping[str, str] = field(default_factory=lambda: FIELDS)
 
 
 class TokenLogprob(msgspec.Struct, omit_defaults=True):

@@ -158,7 +158,7 @@ class AnswerParser:
         self._raw: list[str] = []  # the text since the beginning of a call: content, if it is none
         self._space = ""  # becomes content only if content follows
         self._calls = 0
-        # Spaces are left out after a reasoning or a call, and the markers that end calls only after a call.
+        # The reader drops spaces after a reasoning or a call, and markers that end calls only after a call.
         self._trims = self._after_call = False
         self._steps = self._answer() if reasoning or self._schemas else None
         if self._steps:
