@@ -197,6 +197,7 @@ def test_options_have_one_meaning_wherever_they_are(read, inputs, parameters, ex
         ({}, {"stream": "maybe"}, "parameter 'stream' must be true or false"),
         ({"stop": [b"x"] * 17}, {}, "input 'stop' must be at most 16"),
         ({"sampling_parameters": sampling(stop=[1])}, {}, "sampling parameter 'stop' must be at most 16"),
+        ({"sampling_parameters": sampling(stop=["a", ["b"]])}, {}, "sampling parameter 'stop' must be at most 16"),
         ({"sampling_parameters": sampling(stop={"a": 1})}, {}, "sampling parameter 'stop' must be at most 16"),
         ({"sampling_parameters": [b"[" * 100_000]}, {}, "input 'sampling_parameters' must be one JSON object"),
         ({"sampling_parameters": [b"[1]"]}, {}, "input 'sampling_parameters' must be one JSON object"),

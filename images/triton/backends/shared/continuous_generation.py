@@ -164,9 +164,12 @@ class ContinuousGeneration(TextGeneration):
         row = self.rows[new.key]
         self.metrics.add(generated_tokens=len(new.tokens))
         row.cached_tokens = new.cached_tokens
-        for token, logprobs in zip_longest(new.tokens, new.logprobs):
-            if not row.done:
-                row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode, logprobs)
+        try:
+            for token, logprobs in zip_longest(new.tokens, new.logprobs):
+                if not row.done:
+                    row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode, logprobs)
+        except Exception as error:  # the other texts of this step go on
+            row.owner.fail(error)
         if new.finished:
             self.count_end(self.rows.pop(new.key))
             if not row.done:

@@ -32,8 +32,9 @@ DETAILS = {
 SYNONYMS = {"max_tokens": "max_new_tokens"}
 # vLLM's input for options: one JSON object.
 SAMPLING_PARAMETERS = "sampling_parameters"
-# Parameters that only other parts of this project send: the front of a model asks for one answer. It and the gateway
-# ask for errors that begin with their status, because Triton loses the status in streams and between models.
+# Parameters that only other parts of this project send: the front of a model asks for one answer, with a key by which
+# it can cancel the request, because several clients may choose the same id. It and the gateway ask for errors that
+# begin with their status, because Triton loses the status in streams and between models.
 ONE_ANSWER, ERROR_STATUS = "one_answer", "error_status"
 # The loop searches for stop strings after every token, and every row waits for that.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
@@ -77,9 +78,10 @@ def string(value: Any) -> str:
 
 
 def strings(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, str | list):
+    values = (value,) if isinstance(value, str) else tuple(parsed(value, list))
+    if not all(isinstance(string, str) for string in values):
         raise TypeError
-    return (value,) if isinstance(value, str) else tuple(value)
+    return values
 
 
 def parsed(value: Any, kind: type) -> Any:
