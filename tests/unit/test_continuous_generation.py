@@ -251,6 +251,38 @@ def test_cancelled_text_leaves_within_a_step(served, monkeypatch):
     assert not model.rows
 
 
+def test_text_that_cannot_be_decoded_fails_alone(served, monkeypatch):
+    model = served("llama")
+    decode = model.tokenizer.decode
+
+    def fail_for_one(tokens: list[int], skip_special_tokens: bool = True) -> str:
+        if not skip_special_tokens:
+            raise ValueError("no such token")
+        return decode(tokens, skip_special_tokens)
+
+    expected = text(model, "I am going")
+    monkeypatch.setattr(model.tokenizer, "decode", fail_for_one)
+    failing, other = send(model, "It", skip_special_tokens=False), send(model, "I am going")
+    assert failing.sender.finished.wait(60) and other.sender.finished.wait(60)
+    assert failing.sender.responses[0].error == ("INTERNAL", "ValueError: no such token")
+    assert other.sender.responses[0].outputs["text"][0].decode() == expected
+
+
+def test_front_ends_its_own_text_by_a_key_if_clients_share_an_id(served):
+    model, one, other = served("llama", streams=True), Held(), ResponseSender()
+    parts = dict(zip((one, other), ("a key", "another key"), strict=True))
+    for sender, key in parts.items():
+        request = InferenceRequest(["text"], {"one_answer": key, "max_new_tokens": 240}, prompt=[b"It"])
+        request.id, request.sender = "1", sender
+        model.execute([request])
+    assert one.holds.wait(60)
+    model.execute([InferenceRequest(["text"], prompt=[b""], cancel=[b"a key"])])
+    one.go.set()
+    assert one.finished.wait(60) and other.finished.wait(60)
+    assert b"cancelled" in one.responses[-1].outputs["tokenized"][0]
+    assert "text" in other.responses[-1].outputs
+
+
 def test_another_request_ends_a_text(served, pb_utils):
     model, first = served("llama", streams=True), Held()
     request = pb_utils.InferenceRequest(["text"], prompt=[b"It"], max_new_tokens=[240])

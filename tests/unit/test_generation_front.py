@@ -108,10 +108,11 @@ def test_request_reaches_the_engine_whole(front, engine):
     (sent,) = engine.requests
     assert {name: array.tolist() for name, array in sent["inputs"].items()} == inputs
     assert (sent["model_name"], sent["request_id"]) == ("m_stream", "one")
+    assert len(sent["parameters"].pop("one_answer")) >= 16
     assert {*sent["requested_output_names"]} == {"text", "finish_reason", "tokenized"}
     # Triton refuses floats in requests to other models.
     assert sent["parameters"] == {
-        "max_tokens": 3, "temperature": "0.5", "top_p": 1, "stream": False, "one_answer": True, "error_status": True,
+        "max_tokens": 3, "temperature": "0.5", "top_p": 1, "stream": False, "error_status": True,
     }  # fmt: skip
 
 
@@ -138,14 +139,14 @@ def test_error_keeps_its_code_and_text(front, engine, error, expected, is_late):
 
 
 def test_text_ends_when_the_client_left(front, engine):
-    """Triton reports a cancellation; the front asks the engine to end the text, by an id that no client knows."""
+    """Triton reports a cancellation; the front asks the engine to end the text, by a key that no client knows."""
     engine.gate.clear()
     request = InferenceRequest(["text"], prompt=TEXT)
+    request.id = "1"  # as other clients may name theirs
     request.get_response_sender().is_cancelled = lambda: True
     assert ask(front(), request).error == ("CANCELLED", "the client cancelled the request")
     text, end = engine.requests
-    assert end["inputs"]["cancel"].tolist() == [text["request_id"].encode()]
-    assert len(text["request_id"]) >= 16
+    assert end["inputs"]["cancel"].tolist() == [text["parameters"]["one_answer"].encode()]
 
 
 def test_100_requests_wait_side_by_side(front, engine):

@@ -177,8 +177,8 @@ class TextGeneration(Backend):
             if on_finish:
                 on_finish()
             return
-        if id:
-            self.cancellable[id] = job
+        for key in {id, wishes.get(ONE_ANSWER)} - {"", None}:
+            self.cancellable[key] = job
         if compiled:
             compiled.add_done_callback(partial(self.queue_structured, job))
         else:

@@ -43,7 +43,7 @@ WRONG_TENSOR = re.compile(r"unexpected (shape|data ?type|datatype|inference inpu
 class Waiting(NamedTuple):
     """A request that the engine has not answered yet."""
 
-    id: str
+    key: str  # cancels it at the engine; the id is no such key, because several clients may choose the same one
     sender: pb_utils.InferenceResponseSender
     shape: tuple[int, ...] | None  # of the outputs, if the engine gives them another one
     tokenizes: bool  # it asks for TOKENIZED alone
@@ -84,12 +84,12 @@ class GenerationFront(Backend):
             sender = request.get_response_sender()
             try:
                 # Triton reuses the memory of the inputs after this call, so build the other request now.
-                id = request.request_id() or secrets.token_hex(8)
+                key = secrets.token_hex(8)
                 inputs, shape = self.forwarded(request)
                 wishes = {name: plain(value) for name, value in parameters(request).items()}
                 names = list(request.requested_output_names())
-                call = self.request(id, inputs, names, wishes)
-                waiting = Waiting(id, sender, shape, names == [TOKENIZED], time.monotonic())
+                call = self.request(request.request_id(), inputs, names, wishes | {ONE_ANSWER: key})
+                waiting = Waiting(key, sender, shape, names == [TOKENIZED], time.monotonic())
             except Exception as error:
                 serving.send_last(sender, serving.error_response(error))
                 continue
@@ -105,7 +105,7 @@ class GenerationFront(Backend):
             model_name=self.engine,
             inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
             requested_output_names=list({*names, TOKENIZED}),  # an error that comes late is in this output
-            parameters=wishes | {ONE_ANSWER: True, ERROR_STATUS: True},
+            parameters=wishes | {ERROR_STATUS: True},
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
         )
 
@@ -156,10 +156,10 @@ class GenerationFront(Backend):
                 with self.lock:
                     left = waiting in self.waiting and waiting.sender.is_cancelled()
                 if left:
-                    inputs = {TEXT_INPUT: b"", "cancel": waiting.id.encode()}
+                    inputs = {TEXT_INPUT: b"", "cancel": waiting.key.encode()}
                     arrays = {name: np.array([value], np.object_) for name, value in inputs.items()}
                     with contextlib.suppress(Exception):  # the next round tries again
-                        last_response(self.request("", arrays, ["text_output"], {}), self.engine)
+                        last_response(self.request("", arrays, ["text_output"], {ONE_ANSWER: waiting.key}), self.engine)
             pause = max(CHECK_S, (time.monotonic() - begin) / CHECK_SHARE)
 
 
