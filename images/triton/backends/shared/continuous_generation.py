@@ -168,8 +168,8 @@ class ContinuousGeneration(TextGeneration):
             for token, logprobs in zip_longest(new.tokens, new.logprobs):
                 if not row.done:
                     row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode, logprobs)
-        except Exception as error:  # the other texts of this step go on
-            row.owner.fail(error)
+        except Exception as fault:  # the other texts of this step go on
+            row.owner.fail(fault)
         if new.finished:
             self.count_end(self.rows.pop(new.key))
             if not row.done:

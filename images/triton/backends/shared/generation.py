@@ -177,7 +177,7 @@ class TextGeneration(Backend):
             if on_finish:
                 on_finish()
             return
-        for key in {id, wishes.get(ONE_ANSWER)} - {"", None}:
+        for key in filter(None, (id, str(wishes.get(ONE_ANSWER, "")))):
             self.cancellable[key] = job
         if compiled:
             compiled.add_done_callback(partial(self.queue_structured, job))
