@@ -228,9 +228,14 @@ import supervisor.supervisord, scripts.stack.generate, scripts.stack.smoke
 }
 
 
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# What uv installs for these packages, in place of what their own metadata ask for.
+REPLACED = {package["name"]: package["requires-dist"] for package in PYPROJECT["tool"]["uv"]["dependency-metadata"]}
+
+
 def requirements_of(group):
     """Return the requirements of a dependency group and of those that it includes."""
-    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][group]
+    lines = PYPROJECT["dependency-groups"][group]
     return [
         requirement
         for line in lines
@@ -246,7 +251,8 @@ def packages_of(group):
         if str(requirement) in read:
             continue
         read.add(str(requirement))
-        for needed in map(Requirement, importlib.metadata.requires(requirement.name) or []):
+        name = requirement.name
+        for needed in map(Requirement, REPLACED.get(name) or importlib.metadata.requires(name) or []):
             extras = requirement.extras or {""}
             if not needed.marker or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
                 waiting.append(needed)

@@ -122,7 +122,8 @@ def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", out
     if "text_config" not in config and TAKES_FLAT in inspect.getsource(config_class):
         known |= parameters(part_class(config_class, "text_config", {}))
     for key, value in config.items():
-        if is_empty(value) or key in generation_keys() or any(fnmatch(key, pattern) for pattern in HARMLESS):
+        is_read = isinstance(value, dict) and key in known  # such as `perceiver_config`, which Idefics reads
+        if is_empty(value) or key in generation_keys() or (not is_read and is_harmless(key)):
             continue
         if key not in known:
             is_rotary = value in ("rope", "rotary") and "rope_parameters" in known
@@ -153,6 +154,10 @@ def is_empty(value: Any) -> bool:
     if isinstance(value, dict | list):
         return all(is_empty(item) for item in (value.values() if isinstance(value, dict) else value))
     return value is None or value == ""
+
+
+def is_harmless(key: str) -> bool:
+    return any(fnmatch(key, pattern) for pattern in HARMLESS)
 
 
 def is_neutral(key: str, value: Any, config: dict[str, Any]) -> bool:

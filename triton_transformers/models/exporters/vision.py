@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 
-from triton_transformers.model_config import CALLED, CONFIGS, find_config
+from triton_transformers.model_config import CONFIGS, find_config
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
 from triton_transformers.models.exporters.onnx_export import (
@@ -355,5 +355,5 @@ def write_front(job: Job, names: dict[str, str]) -> None:
     inputs = ragged([tensor("input_text", "STRING", [1], optional=True), *IMAGES])
     config = batched("text_or_image", MAX_BATCH, inputs, texts, "KIND_CPU")
     (job.folder / job.system / "1").mkdir(parents=True)  # Triton requires a version of each model
-    parameters: dict[str, object] = dict(zip(CALLED, names.values(), strict=True))
+    parameters: dict[str, object] = {f"{half}_model": name for half, name in names.items()}
     write_config(job.folder / job.system, f"{job.task}, written by `make models`", config, parameters)
