@@ -25,3 +25,8 @@ rm -rf "$packages"/openvino_telemetry*  # reports the use of OpenVINO's tools
   "$packages"/openvino/libs/libopenvino_{auto,auto_batch,hetero,intel_gpu,intel_npu}_plugin.so \
   "$packages"/openvino/libs/libopenvino_{c,gguf_frontend,jax_frontend,paddle_frontend,pytorch_frontend}.so.* \
   "$packages"/openvino/libs/libopenvino_{tensorflow,tensorflow_lite}_frontend.so.*
+# xgrammar has a static library too, and 30 MB of debug symbols. NVIDIA's images, whose size is another, have no `strip`.
+if [[ -d $packages/xgrammar ]]; then
+  rm -rf "$packages/xgrammar/lib"
+  ! command -v strip >/dev/null || strip "$packages"/xgrammar/*.so
+fi
