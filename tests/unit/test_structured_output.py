@@ -72,7 +72,9 @@ def served(request, pb_utils, tmp_path_factory):
     assemble(Job("llama", "text-generation", request.param, weights, False, folder / "repository"))
     module, name = ENGINES[request.param]
     backend = getattr(importlib.import_module(f"shared.{module}"), name)()
-    config = {"model_transaction_policy": {"decoupled": False}} | python_backend.parameters(cache_gigabytes=1)
+    config = {"model_transaction_policy": {"decoupled": False}} | python_backend.parameters(
+        cache_gigabytes=1, client_grammars=1
+    )
     backend.initialize(python_backend.instance_args(folder / "repository/llama", config))
     yield backend
     backend.finalize()
@@ -170,6 +172,24 @@ def test_texts_go_on_while_a_structure_compiles_that_takes_too_much(served, monk
 def test_explosive_grammar_ends_only_its_worker(served):
     bomb = {"grammar": 'root ::= ((("a"{1,200}){1,200}){1,200}){1,200}'}
     assert re.search("too much memory|more than 10 s", answer(send(served, bomb))[0])
+    assert answer(send(served, {"choice": ["then"]})) == ("then", "stop")
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"grammar": 'root ::= "a"'},
+        {
+            "structural_tag": {
+                "format": {"type": "sequence", "elements": [{"type": "grammar", "grammar": "root ::= a"}]}
+            }
+        },
+        {"structural_tag": '{"format": {"type": "grammar", "grammar": "root ::= a"}}'},
+    ],
+)
+def test_grammars_of_clients_need_the_parameter(served, monkeypatch, structure):
+    monkeypatch.setattr(served, "takes_grammars", False)
+    assert "this model takes no grammars of clients" in answer(send(served, structure))[0]
     assert answer(send(served, {"choice": ["then"]})) == ("then", "stop")
 
 

@@ -28,7 +28,7 @@ from shared.backend import Backend
 from shared.chat_template import IMAGES, MESSAGES
 from shared.continuation import Options, Row
 from shared.metrics import REQUEST_COUNTERS, Metrics
-from shared.parameters import int_parameter, parameter, usable_cpus
+from shared.parameters import flag_parameter, int_parameter, parameter, usable_cpus
 from shared.prompts import (
     ERROR_STATUS,
     NUMBERS,
@@ -43,7 +43,7 @@ from shared.prompts import (
     read_request,
 )
 from shared.row_adapters import check_adapter
-from shared.structure import Structure, Structures
+from shared.structure import Structure, Structures, check_no_grammar
 from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
 from shared.types import BadRequest, Busy, Cancelled, ConfigError, InstanceArgs, ModelConfig
 
@@ -82,6 +82,7 @@ class TextGeneration(Backend):
         self.defaults = default_options(config)
         self.max_batch = int_parameter(config, "max_batch", self.default_max_batch)
         self.max_waiting = int_parameter(config, "max_waiting", 1000)
+        self.takes_grammars = flag_parameter(config, "client_grammars", False)
         if self.max_batch < 1 or self.max_waiting < 1:
             raise ConfigError("parameters 'max_batch' and 'max_waiting' must be at least 1")
         self.waiting: queue.Queue[Row[Job] | None] = queue.Queue()
@@ -166,6 +167,8 @@ class TextGeneration(Backend):
         try:
             job = self.prepare(read, sender, one_answer)
             structure = read.options.get("structured_outputs")
+            if structure and not self.takes_grammars:
+                check_no_grammar(structure)
             compiled = self.structures.compile(structure) if structure else None
             job.on_finish, job.shows_status = on_finish, shows_status
             if one_answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -74,6 +75,29 @@ class Structures:
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def check_no_grammar(structure: Mapping[str, Any]) -> None:
+    """Raise BadRequest if the client wrote a grammar itself.
+
+    The time for each token of a text grows without a limit if its grammar is ambiguous, and all texts wait for that.
+    """
+    tag = structure.get("structural_tag")
+    if isinstance(tag, str):
+        with contextlib.suppress(ValueError, RecursionError):  # which the worker refuses
+            tag = json.loads(tag)
+    if "grammar" in structure or has_grammar(tag):
+        raise BadRequest(
+            "option 'structured_outputs': this model takes no grammars of clients, because an ambiguous one can hold "
+            "up all its texts: send 'json', 'regex' or 'choice', or set the parameter 'client_grammars' of the model "
+            "to 1"
+        )
+
+
+def has_grammar(part: Any) -> bool:
+    if isinstance(part, dict):
+        return part.get("type") == "grammar" or any(map(has_grammar, part.values()))
+    return isinstance(part, list) and any(map(has_grammar, part))
 
 
 class WorkerEnded(RuntimeError):
