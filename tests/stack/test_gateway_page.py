@@ -281,6 +281,7 @@ def test_generation_without_a_streaming_model_shows_the_whole_text(
     page: Page, triton: TritonStandIn, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(triton.models, "writer_stream")
+    monkeypatch.setattr(triton.models["writer"], "parameters", {})  # it generates by itself
     with running_gateway(replace(config, systems=("writer",))) as running:
         page.browser.get(running.url)
         assert HOSTILE in page.send("writer", prompt="count")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -225,3 +225,9 @@ def test_docs_name_the_engines_that_have_an_option(prompts):
     documented = {option.replace("`", ""): {*engines.split(", ")} - {"none"} for option, engines in rows}
     names = {name: {engine.partition(" (")[0] for engine in engines} for name, engines in prompts.ENGINES.items()}
     assert documented == names
+
+
+def test_parameters_that_are_no_text_are_refused(prompts):
+    request = SimpleNamespace(parameters=lambda: b"\xed\xa0\x80".decode())  # as Triton's bindings do
+    with pytest.raises(BadRequest, match="must be valid UTF-8"):
+        prompts.parameters(request)

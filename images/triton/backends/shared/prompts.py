@@ -303,8 +303,11 @@ def option_values(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule])
 
 
 def parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
-    """Return the parameters of the request itself."""
-    return dict(json.loads(request.parameters() or "{}"))
+    """Return the parameters of the request itself. Raise BadRequest if they are no text."""
+    try:
+        return dict(json.loads(request.parameters() or "{}"))
+    except UnicodeDecodeError:
+        raise BadRequest("parameters of the request must be valid UTF-8") from None
 
 
 def only_value(name: str, tensor: pb_utils.Tensor) -> Any:
