@@ -421,6 +421,15 @@ def test_more_prompts_than_may_wait_are_wrong(served):
     assert error == ("INVALID_ARG", "input 'prompt' holds 3 prompts; at most 2 may wait")
 
 
+def test_parameters_that_are_no_text_fail_their_request_alone(served, monkeypatch):
+    wrong, right = (InferenceRequest(["text"], {"max_new_tokens": 2}, prompt=[b"It"]) for _ in range(2))
+    monkeypatch.setattr(wrong, "parameters", lambda: b"\xed\xa0\x80".decode())  # as Triton's bindings do
+    served("llama").execute([wrong, right])
+    assert wrong.sender.responses[0].error == ("INVALID_ARG", "parameters of the request must be valid UTF-8")
+    assert right.sender.finished.wait(60)
+    assert right.sender.responses[0].error is None
+
+
 def test_counters_hold_times_and_prefix_hits(served, pb_utils):
     model = served("gpt2")
     text(model, "I am going to the market with my brother, and then we go home. It was raining when the train left")

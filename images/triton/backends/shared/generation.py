@@ -128,9 +128,10 @@ class TextGeneration(Backend):
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            wishes = parameters(request)
-            shows_status = bool(wishes.get(ERROR_STATUS))
+            shows_status = False
             try:
+                wishes = parameters(request)
+                shows_status = bool(wishes.get(ERROR_STATUS))
                 read = read_request(request, *self.names, self.rules)
                 if id := read.options.get("cancel"):
                     self.cancel(id)
