@@ -102,10 +102,11 @@ def run() -> None:
             except (UserError, OSError) as error:
                 out.print(f"{way.title}: {error}")
         os.sched_setaffinity(0, {CLIENT_CPU})
-        for number, title in enumerate(in_turns(running, ROUNDS, f"{CLIENTS} clients")):
+        for title in in_turns(running, ROUNDS, f"{CLIENTS} clients"):
             way, own = running[title]
+            texts = prompts(2 * CLIENTS, f"round {len(windows[way].rates)}")  # the same for each server
             own.resume()
-            measure(own.url, token_ids(work / "checkpoint", prompts(2 * CLIENTS, f"{number}")), windows[way])
+            measure(own.url, token_ids(work / "checkpoint", texts), windows[way])
             own.pause()
         show(windows)
 
