@@ -229,7 +229,7 @@ import supervisor.supervisord, scripts.stack.generate, scripts.stack.smoke
 
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# What uv installs for these packages, in place of what their own metadata ask for.
+# uv installs these requirements of a package in place of those in its own metadata.
 REPLACED = {package["name"]: package["requires-dist"] for package in PYPROJECT["tool"]["uv"]["dependency-metadata"]}
 
 

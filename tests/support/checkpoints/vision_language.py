@@ -89,8 +89,8 @@ def save_vision_language(folder: Path, family: str, **fields: Any) -> Path:
     model.save_pretrained(folder)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    # What save_pretrained() writes for a processor of images and texts. Those of Qwen and SmolVLM also have a part for
-    # videos, which takes torchvision.
+    # save_pretrained() writes these files for a processor of images and texts. The processors of Qwen and SmolVLM
+    # have a part for videos too, which takes torchvision.
     (folder / "preprocessor_config.json").write_text(json.dumps(image_processor))
     (folder / "processor_config.json").write_text(json.dumps(settings | {"processor_class": processor}))
     return folder

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 import transformers
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.nn import Linear
 from torch.nn.functional import pad
 
 from triton_transformers.models.adapters import CONFIG, WEIGHTS, check_adapter, read_options
 from triton_transformers.models.exporters.low_rank import matrices
-from triton_transformers.models.exporters.openvino_export import MODEL
+from triton_transformers.models.exporters.openvino_export import MODEL, backends
 from triton_transformers.settings import UserError
 
 if TYPE_CHECKING:
@@ -114,6 +114,9 @@ def add(system: str, graph: openvino.Model, vocabulary: int, folders: list[Path]
     """
     from openvino import opset13 as ops
 
+    with backends():
+        from shared.row_adapters import read_matrices
+
     ids = graph.input("input_ids").get_node()
     readers = ids.output(0).get_target_inputs()
     number = ops.divide(ids, ops.constant(np.int64(vocabulary)))
@@ -125,12 +128,8 @@ def add(system: str, graph: openvino.Model, vocabulary: int, folders: list[Path]
         reader.replace_source_output(own_ids.output(0))
     layers: dict[str, list[tuple[int, Any, Any]]] = {}
     for place, folder in enumerate(folders):
-        tensors = load_file(folder / WEIGHTS)
-        for name in tensors:
-            if name.endswith(".lora_A.weight"):
-                up = tensors[name.replace(".lora_A.", ".lora_B.")]
-                layer = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-                layers.setdefault(layer, []).append((place, tensors[name].numpy(), up.numpy()))
+        for layer, (down, up) in read_matrices(folder).items():
+            layers.setdefault(layer, []).append((place, down.numpy(), up.numpy()))
     products = {node.get_friendly_name(): node for node in graph.get_ordered_ops() if node.get_type_name() == "MatMul"}
     for layer, parts in layers.items():
         found = [node for name, node in products.items() if name.startswith(f"__module.model.{layer}/")]

@@ -41,10 +41,9 @@ class ChatImages:
         except (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
             raise ConfigError(f"{folder} has no processor of images and texts that loads: {error}") from None
         self.tokenizer = self.processor.tokenizer
-        templates = self.processor.chat_template or self.tokenizer.chat_template or ""
-        self.tokenizer.chat_template = templates  # which the caller of the tokenizer uses, too
-        source = templates.get("default", "") if isinstance(templates, dict) else templates
-        self.template = ChatTemplate(source, self.tokenizer.special_tokens_map)
+        # The caller of the tokenizer uses its template, too.
+        self.tokenizer.chat_template = self.processor.chat_template or self.tokenizer.chat_template
+        self.template = ChatTemplate.of_tokenizer(self.tokenizer)
         owners = (self.processor, self.tokenizer)
         names = ("image_token", "video_token", "boi_token")
         tokens = {token for owner in owners for name in names if (token := getattr(owner, name, None))}

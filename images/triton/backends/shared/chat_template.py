@@ -22,8 +22,6 @@ MESSAGES, IMAGES = "messages", "images"
 MAX_CHARACTERS = 4 * 2**20
 MAX_REASON = 300
 REASONING = ("reasoning_content", "thinking", "reasoning")
-
-
 # Names that a request's chat_template_kwargs must not have.
 PROTECTED = ("messages", "tools", "documents", "add_generation_prompt")
 # The templates of Phi-4 read the tools in a message.
@@ -35,6 +33,13 @@ class ChatTemplate:
         self.source = source  # empty if the checkpoint has none
         self.special_tokens = special_tokens  # bos_token, eos_token and so on, by these names
         self.tool_use = ChatTemplate(tool_source, special_tokens) if tool_source else None  # used if there are tools
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Any) -> ChatTemplate:
+        """Return the template of a tokenizer of transformers, which may have one more for tools."""
+        own = tokenizer.chat_template or ""
+        own = own if isinstance(own, dict) else {"default": own}
+        return cls(own.get("default", ""), tokenizer.special_tokens_map, own.get("tool_use", ""))
 
     def prompt(
         self, messages: list[Message], tools: list[Any] | None = None, variables: Mapping[str, Any] | None = None

@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 import triton_python_backend_utils as pb_utils
@@ -165,7 +164,7 @@ class ContinuousGeneration(TextGeneration):
         self.metrics.add(generated_tokens=len(new.tokens))
         row.cached_tokens = new.cached_tokens
         try:
-            for token, logprobs in zip_longest(new.tokens, new.logprobs):
+            for token, logprobs in itertools.zip_longest(new.tokens, new.logprobs):
                 if not row.done:
                     row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode, logprobs)
         except Exception as fault:  # the other texts of this step go on

@@ -54,10 +54,7 @@ class Decoder:
         )
         # The first call also sets up the tokenizer; after it, threads may share the tokenizer.
         self.start: list[int] = self.tokenizer("").input_ids or [token for token in starts if token is not None][:1]
-        templates = tokenizer.chat_template or ""
-        templates = templates if isinstance(templates, dict) else {"default": templates}
-        sources = (templates.get(name, "") for name in ("default", "tool_use"))
-        self.chat_template = ChatTemplate(next(sources), tokenizer.special_tokens_map, next(sources))
+        self.chat_template = ChatTemplate.of_tokenizer(tokenizer)
         self.measure()
 
     def traits(self) -> tuple[int, int | None, int | None, torch.device]:

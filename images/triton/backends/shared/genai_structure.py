@@ -7,7 +7,8 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import openvino
@@ -23,14 +24,15 @@ MAX_GRAMMARS = 100
 PAUSE_S = 0.05
 
 
-class Waiting(NamedTuple):
+@dataclass(frozen=True)
+class Waiting:
     """A text whose structure may not be compiled yet."""
 
     tokens: list[int]
     config: genai.GenerationConfig
     structure: Structure
 
-    @property
+    @cached_property
     def name(self) -> str:
         return json.dumps(self.structure)
 

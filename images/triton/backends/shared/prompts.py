@@ -153,7 +153,6 @@ RULES = NUMBERS | {
 }
 
 # The engines that have an option, or the input `images`; each engine has the options that are not listed here.
-# An empty tuple: no engine has it yet.
 OPENVINO, VLLM, TRANSFORMERS = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)"
 ENGINES: dict[str, tuple[str, ...]] = {
     "logit_bias": (VLLM, TRANSFORMERS),
@@ -242,7 +241,7 @@ def check_available(request: PromptRequest, engine: str) -> None:
     options = request.options | {IMAGES: request.images}
     for name, engines in ENGINES.items():
         if options.get(name) and engine not in engines:
-            remedy = f"{' and '.join(engines)} {'do' if len(engines) > 1 else 'does'}" if engines else "no engine does"
+            remedy = f"{' and '.join(engines)} {'do' if len(engines) > 1 else 'does'}"
             raise BadRequest(f"option '{name}': {engine} does not have it; {remedy}")
 
 

@@ -46,18 +46,22 @@ class AdapterFiles:
         return self.loaded[name][1]
 
     def load(self, folder: Path) -> Any:
-        """Return the matrices of each layer."""
-        from safetensors.torch import load_file
+        return read_matrices(folder)
 
-        tensors = load_file(folder / WEIGHTS)
-        return {
-            name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"): (
-                tensors[name],
-                tensors[name.replace(".lora_A.", ".lora_B.")],
-            )
-            for name in tensors
-            if name.endswith(".lora_A.weight")
-        }
+
+def read_matrices(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the matrices A and B of each layer that an adapter changes."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / WEIGHTS)
+    return {
+        name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"): (
+            tensors[name],
+            tensors[name.replace(".lora_A.", ".lora_B.")],
+        )
+        for name in tensors
+        if name.endswith(".lora_A.weight")
+    }
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class LLMEngine:
         network = getattr(transformers, architectures[0])
         self.model = network.from_pretrained(folder, dtype=getattr(torch, args.dtype)).eval()
         limit = self.model.config.get_text_config().max_position_embeddings
-        # Its processor of images is a part of vLLM that requires a tokenizer.
+        # vLLM prepares images with a processor that requires its tokenizer.
         sees = architectures[0].endswith("ForConditionalGeneration") and not args.skip_tokenizer_init
         self.processor = transformers.AutoProcessor.from_pretrained(folder) if sees else None
         length = limit if args.max_model_len in (None, -1) else args.max_model_len
