@@ -281,7 +281,7 @@ def row(config: ModelConfig, figures: RecentFigures | None) -> dict[str, str]:
     return {
         "name": config.name,
         "engine": ", ".join(name for name in (backend, engine) if name not in ("", config.name)),
-        "batching": batching(fields),
+        "batching": batching(fields, engine),
         "mean_batch": decimal(mean),
     }
 

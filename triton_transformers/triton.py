@@ -72,15 +72,19 @@ def text_limit(config: Config) -> int:
     return int(config.get("parameters", {}).get(TEXT_LIMIT, {}).get("string_value", DEFAULT_TEXT_LIMIT))
 
 
-def batching(config: Config) -> str:
-    """Return how a model batches, as `make status` and the gateway's page show it."""
+def batching(config: Config, engine: str = "") -> str:
+    """Return how a model batches, as `make status` and the gateway's page show it.
+
+    transformers, as the engine of a model that generates, runs each batch to its end; the other engines are continuous.
+    """
     if "ensemble_scheduling" in config:
         return "by its steps"
     if is_front(config):
         return f"by {config['parameters'][ENGINE]['string_value']}"
     if generates(config):
         texts = text_limit(config)
-        return "one at a time" if texts == 1 else f"continuous, up to {texts}"
+        kind = "static" if engine.startswith("transformers") else "continuous"
+        return "one at a time" if texts == 1 else f"{kind}, up to {texts}"
     if "dynamic_batching" in config:
         return f"dynamic, up to {config['max_batch_size']}"
     return "sequences" if "sequence_batching" in config else "off"

@@ -405,9 +405,9 @@ class Stack(ABC):
         table = _table("model", "state", "engine", "batching", "crashes\nrecovered")
         for model, (state, why) in sorted(index.items()):
             ready = state == "READY"
-            batches = batching(self.triton.config(model)) if ready else reason(why)
-            recovered = log.count(f"watchdog: model '{model}' is back")
             ready_engine = engine.get(model, "") if ready else ""
+            batches = batching(self.triton.config(model), ready_engine) if ready else reason(why)
+            recovered = log.count(f"watchdog: model '{model}' is back")
             table.add_row(model, _colour(state.lower(), ready), ready_engine, escape(batches), str(recovered))
         out.print(table)
         self.print_configurations(index)

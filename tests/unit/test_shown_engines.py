@@ -82,6 +82,11 @@ def test_batching_is_named(config, shown):
     assert batching(config) == shown
 
 
+def test_batches_of_transformers_are_static():
+    assert batching(GENERATING, "transformers bfloat16") == "static, up to 32"
+    assert batching(GENERATING, "openvino-genai int8") == "continuous, up to 32"
+
+
 @pytest.mark.parametrize(
     ("content", "shown"),
     [

@@ -38,12 +38,15 @@ class BatchedGeneration(TextGeneration):
         self.adapters = AdapterFiles(weights_folder(config, args))
         if not has_input(config, IMAGES):
             model = pretrained.load(transformers.AutoModelForCausalLM, config, args)
-            return Decoder(model, load_tokenizer(config, args))
-        from shared.chat_images import ChatImages
+            tokenizer = load_tokenizer(config, args)
+        else:
+            from shared.chat_images import ChatImages
 
-        self.chat_images = ChatImages(config, args)
-        model = pretrained.load(transformers.AutoModelForImageTextToText, config, args)
-        return Decoder(model, self.chat_images.tokenizer)
+            self.chat_images = ChatImages(config, args)
+            model = pretrained.load(transformers.AutoModelForImageTextToText, config, args)
+            tokenizer = self.chat_images.tokenizer
+        self.engine_labels = {"engine": "transformers", "precision": pretrained.name_of(model.dtype)}
+        return Decoder(model, tokenizer)
 
     def find_adapter(self, name: str) -> Any:
         return self.adapters.find(name) if self.adapters else super().find_adapter(name)
