@@ -24,9 +24,11 @@ from gateway import bodies
 from gateway.api_error import ApiError, shown
 from gateway.bodies import json_response
 from gateway.context import gateway_of
+from gateway.image_urls import IMAGES
 from gateway.inference import CANCEL
 from gateway.rows import IMAGE
 from gateway.served_systems import System
+from gateway.tool_calls import FAMILIES
 from triton_transformers.kinds import TOKENIZED
 from triton_transformers.tensors import DTYPES, Tensor
 
@@ -126,13 +128,24 @@ def purpose(system: System) -> str:
     if takes_both(system):
         return "turns texts and images into vectors of one space"
     if system.kind in PURPOSES:
-        return PURPOSES[system.kind] + (", and answers in a chat" if "chat" in system.abilities else "")
+        chats = f", and answers in a chat ({', '.join(chat_skills(system)) or 'if it has a chat template'})"
+        return PURPOSES[system.kind] + (chats if "chat" in system.abilities else "")
     if task := _task_of(system):
         return task.purpose
     inputs, outputs = (
         ", ".join(tensor.name for tensor in side) for side in (system.config.input, system.config.output)
     )
     return f"takes {inputs} and returns {outputs}"
+
+
+def chat_skills(system: System) -> list[str]:
+    """Return what the model can do in a chat. Each proves a chat template, which the configuration does not name."""
+    skills = {
+        "images": IMAGES in system.inputs,
+        "tools": system.tool_parser in FAMILIES.keys() - {""},
+        "reasoning": system.parameter("reasoning"),
+    }
+    return [skill for skill, has_skill in skills.items() if has_skill]
 
 
 def takes_both(system: System) -> bool:
@@ -169,11 +182,15 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
         lines = "I love this film.\nThe service was slow and the food was cold."
         return Box("classify", [Field("input", "Texts, one in each line", value=lines, rows=3)], "Classify")
     if system.kind == "generation":
+        skills = chat_skills(system)
         modes = [("text", "Continue the text"), *([("chat", "Answer in a chat")] if "chat" in system.abilities else [])]
+        prompt = "Which planet is the largest?" if skills else "The three laws of robotics are"
+        tokens = "512" if "reasoning" in skills else "64"
         fields = [
-            Field("prompt", "Prompt", value="The three laws of robotics are", rows=3),
-            *([Field("mode", "Mode", "choice", choices=modes)] if len(modes) > 1 else []),
-            Field("max_tokens", "Maximum tokens", "number", "64", min="1", step="1"),
+            Field("prompt", "Prompt", value=prompt, rows=3),
+            *([Field("mode", "Mode", "choice", choices=modes[:: -1 if skills else 1])] if len(modes) > 1 else []),
+            *([Field("image", f"{IMAGE_LABEL}, for a chat", "image", required=False)] if "images" in skills else []),
+            Field("max_tokens", "Maximum tokens", "number", tokens, min="1", step="1"),
             Field("temperature", "Temperature", "number", "0", step="0.1"),
         ]
         return Box("generation", fields, "Generate", streams)

@@ -187,13 +187,17 @@ const boxes = {
   async generation({ system, fields, answer, signal, elapsed, milliseconds, streams }) {
     const chats = fields.mode === "chat";
     const body = { model: system, max_tokens: Number(fields.max_tokens), temperature: Number(fields.temperature) };
-    if (chats) body.messages = [{ role: "user", content: fields.prompt }];
+    // The server finds the format in the file itself.
+    const image = { type: "image_url", image_url: { url: `data:image/jpeg;base64,${fields.image}` } };
+    const content = fields.image ? [image, { type: "text", text: fields.prompt }] : fields.prompt;
+    if (chats) body.messages = [{ role: "user", content }];
     else body.prompt = fields.prompt;
     if (streams) Object.assign(body, { stream: true, stream_options: { include_usage: true } });
     const response = await post(chats ? "/v1/chat/completions" : "/v1/completions", body, signal);
     const text = element("p", "text growing");
     if (!chats) text.append(element("span", "faint", fields.prompt));
     answer.replaceChildren(text);
+    const thoughts = element("span", "faint thoughts");
     let first = 0;
     let reason = "";
     let usage = null;
@@ -202,9 +206,12 @@ const boxes = {
         usage = piece.usage ?? usage;
         const [choice] = piece.choices;
         if (!choice) continue;
-        const content = choice.text ?? (choice.delta ?? choice.message).content ?? "";
-        if (content) first ||= milliseconds();
-        text.append(content);
+        const { reasoning_content: reasoning, content } = choice.delta ?? choice.message ?? {};
+        const added = choice.text ?? content ?? "";
+        if (reasoning || added) first ||= milliseconds();
+        if (reasoning && !thoughts.isConnected) text.append(thoughts);
+        thoughts.append(reasoning ?? "");
+        text.append(added);
         reason = choice.finish_reason ?? reason;
       }
     } finally {
@@ -346,6 +353,7 @@ async function readFields(form) {
       if (value) fields[name] = value;
       continue;
     }
+    if (!value.size && "optional" in form.elements[name].dataset) continue;
     if (!value.size) throw new Refused("Choose an image, or use the sample.");
     fields[name] = await fileAsBase64(value, Number(document.querySelector("main").dataset.bodyLimit));
   }

@@ -23,7 +23,7 @@ from gateway.config import Config, Limits
 from tests.support import page_systems
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
-from tests.support.triton_stand_in import TritonStandIn
+from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator
 from triton_transformers.settings import Settings
 from triton_transformers.tensors import Tensor
 
@@ -274,6 +274,25 @@ def test_chat_box_sends_messages(page: Page, triton: TritonStandIn) -> None:
     assert "stopped at the maximum number of tokens" in text
     sent = triton.received[-1].inputs["messages"].texts()[0]
     assert json.loads(sent) == [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.slow
+def test_chat_box_sends_an_image_and_shows_reasoning(
+    page: Page, triton: TritonStandIn, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = GENERATION_INPUTS | {"images": ("STRING", [-1])}
+    model = generator("thinker", inputs, pieces=["<think>", "By", " mass.", "</think>", "Jupiter"])
+    model.optional, model.parameters = tuple(inputs), {"reasoning": "think"}
+    monkeypatch.setitem(triton.models, "thinker", model)
+    with running_gateway(replace(config, systems=("thinker",))) as running:
+        page.browser.get(running.url)
+        assert page.send("thinker", prompt="Which?").splitlines()[:2] == ["By mass.", "Jupiter"]
+        assert "images" not in triton.received[-1].inputs
+        page.press("thinker", "[data-sample]")
+        page.wait(lambda: page.form("thinker").find_element(By.TAG_NAME, "img").is_displayed())
+        page.send("thinker", prompt="Which?")
+        assert b"JFIF" in triton.received[-1].inputs["images"].data
+        page.open()  # before its server ends, because the page would log that
 
 
 @pytest.mark.slow

@@ -16,16 +16,18 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from gateway import monitoring, outages
+from gateway import monitoring, outages, page_boxes
 from gateway.config import Config, Limits
 from gateway.counters import Counters
 from gateway.front_page import decimal
 from gateway.monitoring import QUERY, is_loopback
+from gateway.served_systems import System
 from tests.support import page_systems, promql
 from tests.support.gateway import Reply, RunningGateway, gateway_before, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PrometheusStandIn, models
-from tests.support.triton_stand_in import Model, TritonStandIn, embedding
+from tests.support.triton_stand_in import GENERATION_INPUTS, GENERATION_OUTPUTS, Model, TritonStandIn, embedding
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import ROOT, Settings
 from triton_transformers.tensors import Tensor
@@ -158,6 +160,30 @@ def test_page_lists_systems_with_state_purpose_and_route(gateway: RunningGateway
         assert f"{name} ready {purpose}" in reader.systems[name]
         assert route in reader.systems[name]
     assert reader.systems["absent"].startswith("absent not ready absent is not loaded")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "more_inputs", "skills", "first_mode"),
+    [
+        ({}, (), "if it has a chat template", "text"),
+        ({"tool_parser": "none"}, (), "if it has a chat template", "text"),
+        ({"tool_parser": "hermes", "reasoning": "think"}, (), "tools, reasoning", "chat"),
+        ({}, ("images",), "images", "chat"),
+    ],
+)
+def test_page_shows_the_skills_of_a_chat_model(parameters, more_inputs, skills, first_mode) -> None:
+    config = ModelConfig(name="writer")
+    for name in (*GENERATION_INPUTS, *more_inputs):
+        config.input.add(name=name, data_type="TYPE_STRING", dims=[-1])
+    for name in GENERATION_OUTPUTS:
+        config.output.add(name=name, data_type="TYPE_STRING", dims=[-1])
+    for name, value in parameters.items():
+        config.parameters[name].string_value = value
+    system = System("writer", config)
+    assert page_boxes.purpose(system) == f"continues a text, and answers in a chat ({skills})"
+    fields = {field.name: field for field in page_boxes.box(system, {}, streams=True).fields}
+    assert fields["mode"].choices[0][0] == first_mode
+    assert ("image" in fields) == bool(more_inputs)
 
 
 def test_page_shows_figures_engine_and_batching(gateway: RunningGateway) -> None:
