@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar, get_args
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from starlette.requests import Request
@@ -148,7 +148,7 @@ def convert(fields: dict[str, Any], struct: type[Body]) -> Body:
     try:
         return msgspec.convert(supported, struct, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), {name: field.type for name, field in known.items()}) from None
+        raise _invalid(str(error), struct) from None
 
 
 def _refuse(name: str, value: Any) -> None:
@@ -158,7 +158,8 @@ def _refuse(name: str, value: Any) -> None:
     if name in NEUTRAL:
         message = f"The parameter '{name}' is not supported here with this value: leave it out."
         raise ApiError(400, message, name, "unsupported_parameter")
-    raise ApiError(400, f"Unknown parameter: '{shown(name)}'.", shown(name), "unknown_parameter")
+    hint = " Use 'structured_outputs'." if name.startswith("guided_") else ""  # vLLM's former names
+    raise ApiError(400, f"Unknown parameter: '{shown(name)}'.{hint}", shown(name), "unknown_parameter")
 
 
 def _is_neutral(name: str, value: Any) -> bool:
@@ -168,7 +169,7 @@ def _is_neutral(name: str, value: Any) -> bool:
     )
 
 
-def _invalid(message: str, types: Mapping[str, Any]) -> ApiError:
+def _invalid(message: str, struct: type[msgspec.Struct]) -> ApiError:
     """Return the error for a message of msgspec, such as "Expected `str`, got `int` - at `$.input[3]`"."""
     text, _, path = message.replace("`key` in `$", "`$").replace("NoneType", "null").partition(" - at `$")
     # An element of an object has three dots.
@@ -176,7 +177,19 @@ def _invalid(message: str, types: Mapping[str, Any]) -> ApiError:
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
-    if text.startswith("Invalid enum value") and param and param in types:
-        literal = next(filter(get_args, get_args(types[param])), types[param])  # without the None beside it
-        text += f", use {' or '.join(map(repr, get_args(literal)))}"
+    if text.startswith("Invalid enum value") and param:
+        values = _listed_values(struct, re.sub(r"\[\d+\]", "", param).split("."))
+        text += f", use {' or '.join(map(repr, values))}" if values else ""
     return ApiError(400, f"Invalid value for '{param}': {text[:1].lower()}{text[1:]}." if param else f"{text}.", param)
+
+
+def _listed_values(kind: Any, path: Sequence[str]) -> list[Any]:
+    """Return the values of the Literal that a type has at a path of names; none if it has none there."""
+    if get_origin(kind) is Literal:
+        return [] if path else [*get_args(kind)]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        inner = [field.type for field in msgspec.structs.fields(kind) if [field.encode_name] == path[:1]]
+        path = path[1:]
+    else:
+        inner = [*get_args(kind)]  # such as those of list[X] and X | None
+    return list(dict.fromkeys(value for one in inner for value in _listed_values(one, path)))

@@ -65,7 +65,10 @@ async def load_images(config: Config, images: Sequence[Image]) -> list[bytes]:
     quota = Quota(config.limits.body)
 
     async def load(where: str, url: str) -> bytes:
-        return await fetch(where, url, quota) if where in addresses else read_image(url, where)
+        if where in addresses:
+            return await fetch(where, url, quota)
+        is_address = url.lower().startswith(ADDRESSES)
+        return read_image(url, where, remedy=", or set IMAGE_URLS=1 on the server" if is_address else "")
 
     return await together(load(where, url) for where, url in images)
 

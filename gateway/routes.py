@@ -62,7 +62,8 @@ class Routes:
         return None
 
     def not_found(self, path: str) -> ApiError:
-        suggestion = next((route for route in (f"/v1{path}", path.rstrip("/")) if route in self._exact), "")
+        similar = (f"/v1{path}", path.rstrip("/"), path.removeprefix("/v1"))  # /v1/v1, if a base URL should have none
+        suggestion = next((route for route in similar if route in self._exact), "")
         hint = f" Did you mean {suggestion}?" if suggestion else ""
         return ApiError(404, f"There is nothing at {shown(path)}.{hint}", code="not_found")
 

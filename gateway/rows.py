@@ -157,12 +157,15 @@ def is_image(text: str) -> bool:
     return DATA_URL.match(text, 0, 100) is not None
 
 
-def read_image(url: str, where: str, is_base64: bool = False) -> bytes:
-    """Return the file in a data URL, or with `is_base64` also one in base64 alone. Raise ApiError for any other."""
+def read_image(url: str, where: str, is_base64: bool = False, remedy: str = "") -> bytes:
+    """Return the file in a data URL, or with `is_base64` also one in base64 alone. Raise ApiError for any other.
+
+    `remedy` is another way out of the error for an address.
+    """
     if WEB.match(url):
         message = (
             f"'{where}' is the address of an image, and the gateway fetches none: send the image itself, as "
-            "data:image/png;base64,..."
+            f"data:image/png;base64,...{remedy}"
         )
         raise ApiError(400, message, where, "unsupported_value")
     match = DATA_URL.match(url)

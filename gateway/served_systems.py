@@ -144,8 +144,8 @@ class Served:
         if has_adapter and adapter not in system.adapters:
             raise not_found(name, param)
         if abilities and not system.can(abilities):
-            endpoint = " or ".join(self.routes_of(system)) or f"/try/{name}"
-            message = f"The model '{name}' does not support this endpoint: use {endpoint}."
+            endpoints = ", ".join(self.routes_of(system)) or f"/try/{name}"
+            message = f"The model '{name}' does not support this endpoint. It answers {endpoints}."
             raise ApiError(400, message, param, "model_not_supported")
         return system
 

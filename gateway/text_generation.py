@@ -349,7 +349,11 @@ def read(outputs: Outputs) -> list[Piece]:
 def renamed(error: ApiError, fields: Mapping[str, str]) -> ApiError:
     """Return an error about an input or option of the model as one about a field of the request."""
     if "has no chat template" in error.message:
-        return ApiError(400, "This model has no chat template: send its prompt to /v1/completions.", "messages")
+        message = (
+            "This model has no chat template: send its prompt to /v1/completions, or add a template to the model "
+            "(docs/generation.md)."
+        )
+        return ApiError(400, message, "messages")
     if match := OPTION.match(error.message):
         message = re.sub(r"'(\w+)'", lambda name: f"'{fields.get(name[1], name[1])}'", error.message)
         code = "context_length_exceeded" if TOO_LONG.search(message) else None

@@ -266,7 +266,7 @@ def test_unknown_path_is_not_found(gateway: RunningGateway) -> None:
         reply = gateway.get(path)
         assert (path, reply.status, reply.error["code"]) == (path, 404, "not_found")
         assert len(reply.body) < 500
-    for path in ("/chat/completions", "/v1/chat/completions/"):
+    for path in ("/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"):
         message = f"There is nothing at {path}. Did you mean /v1/chat/completions?"
         assert gateway.post(path, BODY).error["message"] == message
 

@@ -426,6 +426,19 @@ def refused(gateway: RunningGateway, **fields: Any) -> Reply:
     return reply
 
 
+def test_refusal_lists_the_values_of_a_field_within_another(gateway: RunningGateway) -> None:
+    body = {"model": "embedding", "messages": [{"role": "alien", "content": "text"}], "tools": [{"type": "web_search"}]}
+    message = gateway.post("/v1/chat/completions", body).error["message"]
+    assert message.endswith(
+        "invalid enum value 'alien', use 'system' or 'developer' or 'user' or 'assistant' or 'tool'."
+    )
+    body["messages"][0]["role"] = "user"
+    message = gateway.post("/v1/responses", {"model": "embedding", "input": "a", "tools": body["tools"]}).error[
+        "message"
+    ]
+    assert message == "Invalid value for 'tools[0].type': invalid enum value 'web_search', use 'function'."
+
+
 def test_refusal_tells_what_to_send(gateway: RunningGateway) -> None:
     message = refused(gateway, encoding_format="hex").error["message"]
     assert message.endswith("invalid enum value 'hex', use 'float' or 'base64'.")

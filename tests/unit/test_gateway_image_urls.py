@@ -212,5 +212,5 @@ def test_addresses_of_one_request_are_bounded(site):
 
 
 def test_addresses_need_the_setting():
-    with pytest.raises(ApiError, match="the gateway fetches none"):
+    with pytest.raises(ApiError, match=r"the gateway fetches none: .* or set IMAGE_URLS=1 on the server"):
         fetched("https://example.org/a.png", image_urls=False)

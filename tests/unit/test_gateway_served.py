@@ -95,7 +95,7 @@ def test_other_model_is_not_found(gateway: RunningGateway) -> None:
     for model, endpoint in (("reranker", "/v1/rerank"), ("mistral7b", "/v1/completions"), ("vision", "/try/vision")):
         error = gateway.post("/v1/embeddings", BODY | {"model": model}).error
         assert error["code"] == "model_not_supported"
-        assert f"does not support this endpoint: use {endpoint}" in error["message"]
+        assert f"does not support this endpoint. It answers {endpoint}" in error["message"]
 
 
 def test_system_that_is_not_loaded_is_not_ready(gateway: RunningGateway) -> None:
