@@ -187,6 +187,20 @@ def test_form_of_calls_and_reasoning_is_found(weights, template, parameters):
     assert chat_templates.chat_parameters(tokenizer) == parameters
 
 
+@pytest.mark.parametrize(
+    ("template", "summary"),
+    [
+        (None, "no chat template, so chats are refused"),
+        ("{{ messages }}", "chats without tools or reasoning"),
+        ("{{ tools }}<tool_call></think>", "chats with tools (hermes) and reasoning (think)"),
+    ],
+)
+def test_summary_names_what_chats_can_have(weights, template, summary):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
+    tokenizer.chat_template = template
+    assert chat_templates.chat_summary(tokenizer) == summary
+
+
 def test_gateway_knows_every_form():
     assert {*chat_templates.FAMILIES.values()} <= tool_calls.FAMILIES.keys()
     assert {*chat_templates.REASONING.values()} <= {tool_calls.HARMONY, *tool_calls.REASONING}

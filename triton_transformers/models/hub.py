@@ -156,7 +156,8 @@ def readable_errors(name: str, revision: str, api: HfApi) -> Iterator[None]:
     try:
         yield
     except HFValidationError:
-        raise UserError(f"HF_MODEL={name}: models on the Hub are named organisation/name") from None
+        message = f"HF_MODEL={name}: models on the Hub are named organisation/name; set SOURCE for a folder"
+        raise UserError(message) from None
     except Exception as error:
         if not (isinstance(error, OSError) or is_of_transport(error)):
             raise

@@ -41,7 +41,7 @@ def write(adapter: str, source: Path, folder: Path, version: Path) -> None:
     Raise UserError if it does not fit the model of this version.
     """
     if not (source / CONFIG).is_file():
-        raise UserError(f"{adapter} has no {CONFIG} in {source.name}: name a folder that save_pretrained of peft wrote")
+        raise UserError(f"{adapter} has no {CONFIG} in {source}: name a folder that save_pretrained of peft wrote")
     options = read_options(adapter, source)
     check_adapter(adapter, options)
     config = transformers.AutoConfig.from_pretrained(version, local_files_only=True)

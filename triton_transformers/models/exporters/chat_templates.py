@@ -55,6 +55,15 @@ def chat_parameters(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     return {name: value for name, value in (("tool_parser", family), ("reasoning", reasoning)) if value}
 
 
+def chat_summary(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a line for the terminal about what chats with the model can have."""
+    if not templates(tokenizer):
+        return "no chat template, so chats are refused"
+    names = {"tool_parser": "tools", "reasoning": "reasoning"}
+    found = [f"{names[name]} ({form})" for name, form in chat_parameters(tokenizer).items()]
+    return f"chats with {' and '.join(found)}" if found else "chats without tools or reasoning"
+
+
 def first(markers: dict[str, str], text: str) -> str:
     return next((value for marker, value in markers.items() if marker in text), "")
 

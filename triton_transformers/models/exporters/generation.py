@@ -10,7 +10,7 @@ from triton_transformers.corpus import MIXED
 from triton_transformers.model_config import CONFIGS, ENGINE
 from triton_transformers.models.catalogue import SYSTEMS, FormatUnavailable, Job, Outcome
 from triton_transformers.models.exporters import openvino_export
-from triton_transformers.models.exporters.chat_templates import chat_parameters, write_chat_templates
+from triton_transformers.models.exporters.chat_templates import chat_parameters, chat_summary, write_chat_templates
 from triton_transformers.models.exporters.config_writer import tensor, write_config
 from triton_transformers.models.exporters.quantized import readable_weights
 from triton_transformers.models.exporters.served import backend_config
@@ -37,7 +37,7 @@ def assemble_readable(job: Job) -> Outcome:
     version = served / "1"
     for folder in (version, streamed / "1"):
         folder.mkdir(parents=True)
-    outcome = Outcome(f"{streamed.name} streams the same texts")
+    outcome = Outcome(f"{streamed.name} streams the same texts; {chat_summary(tokenizer)}")
     if job.format == "python":
         outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
     else:
