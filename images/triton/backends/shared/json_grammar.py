@@ -1,20 +1,19 @@
 """JSON schemas as EBNF for xgrammar: every document that the grammar allows is valid, and compact.
 
-xgrammar's own conversion ignores keywords silently, and what it ignores differs between the releases in the engines.
-Here a keyword that the grammar does not enforce is refused by name.
+xgrammar's own conversion fails for a third of the documents of tests/support/schemas.py: its release 0.1.31, which is
+in OpenVINO GenAI 2026.4, writes control characters and broken UTF-8 into strings, confuses constants that begin alike,
+and ignores keywords silently. Here a keyword that the grammar does not enforce is refused by name.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import json
 from decimal import Decimal
 from math import ceil, floor
 from typing import Any, TypeAlias
 
-from shared.regex_grammar import EVERY, characters, literal, one_of, regex, times, without
+from shared.regex_grammar import EVERY, UNSAFE, characters, literal, one_of, regex, without
 from shared.types import BadRequest
 
 Schema: TypeAlias = dict[str, Any]
@@ -25,7 +24,7 @@ MAX_DIGITS = 15
 # Digits after the point of a number with bounds, if the bounds themselves have no more.
 MAX_PLACES = 4
 HEXADECIMAL = "[0-9a-fA-F]"
-UNESCAPED = characters(without(EVERY, [(0, 31), (34, 34), (92, 92)]))
+UNESCAPED = characters(without(EVERY, UNSAFE))
 CHARACTER = (
     f'character ::= {UNESCAPED} | "\\\\" (["\\\\/bfnrt] | "u" '
     f"([0-9abcefABCEF] {HEXADECIMAL}{{3}} | [dD] [0-7] {HEXADECIMAL}{{2}}))"
@@ -62,33 +61,30 @@ FORMATS = {
 ENFORCED: dict[str, set[str]] = {
     "object": {
         *("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
-        *("minProperties", "maxProperties", "unevaluatedProperties"),
+        *("minProperties", "maxProperties"),
     },
-    "array": {"items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
     "string": {"pattern", "format", "minLength", "maxLength"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
     "boolean": set(),
     "null": set(),
 }
 ENFORCED["integer"] = ENFORCED["number"]
-COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
-CONSTRAINTS = {"type", "enum", "const", *COMBINING}.union(*ENFORCED.values())
+# The keywords that stand alone: no other constraint may be beside them, or only those of CONSTANT together.
+CONSTANT = {"const", "enum", "type"}
+ALONE = ("$ref", "allOf", "anyOf", "oneOf", "const", "enum")
+CONSTRAINTS = {"type", *ALONE}.union(*ENFORCED.values())
 REFUSED = {
     *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "multipleOf"),
     *("uniqueItems", "contains", "minContains", "maxContains", "additionalItems", "$dynamicRef", "$recursiveRef"),
+    *("unevaluatedItems", "unevaluatedProperties"),
 }
-TIGHTEN = {"min": max, "exc": max, "max": min}
+JSON_TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+JSON_TYPES |= {dict: "object", list: "array"}
 
 
 def json_grammar(schema: Schema | bool) -> str:
     return Converter(schema).grammar()
-
-
-class Impossible(BadRequest):
-    """Raised for a part of a schema that no value can match, though another part may."""
-
-    def __init__(self, reason: str = "no value can match") -> None:
-        super().__init__(reason)
 
 
 class Converter:
@@ -107,66 +103,53 @@ class Converter:
         """Return the name of the rule for a schema. The name exists before the rule, so that schemas may recur."""
         if schema is True:
             return "value"
-        if not isinstance(schema, dict):
-            raise (
-                Impossible("no value can match 'false'") if schema is False else BadRequest(f"{schema!r} is no schema")
-            )
         key = json.dumps(schema)
         if key not in self.names:
             if len(self.rules) >= MAX_RULES:
                 raise BadRequest(f"it has more than {MAX_RULES} parts")
             name = self.names[key] = f"r{next(self.numbers)}"
-            try:
-                self.rules[name] = self.body(schema)
-            except Impossible:
-                del self.names[key]
-                raise
+            self.rules[name] = self.body(schema)
         return self.names[key]
 
     def body(self, schema: Schema) -> str:
         schema = self.resolved(schema)
-        for combining in ("anyOf", "oneOf"):
-            if options := schema.get(combining):
-                base = {name: value for name, value in schema.items() if name != combining}
-                merged = [self.merge(base, option) for option in listed(schema, combining)]
-                return self.any_of(merged if combining == "anyOf" else self.exclusive(merged))
-            if options is not None:
-                raise BadRequest(f"'{combining}' must not be empty")
+        if "anyOf" in schema:
+            return " | ".join(map(self.rule, listed(schema, "anyOf")))
+        if "oneOf" in schema:
+            return " | ".join(map(self.rule, self.exclusive(listed(schema, "oneOf"))))
+        if values := constants(schema):
+            return one_of(values)
         types = schema_types(schema)
-        if "const" in schema or "enum" in schema:
-            return self.constants(schema, types)
         return " | ".join(self.typed(kind, schema) for kind in types) if types else "value"
 
-    def any_of(self, options: list[Any]) -> str:
-        rules = []
-        for option in options:
-            with contextlib.suppress(Impossible):
-                rules.append(self.rule(option))
-        if not rules:
-            raise Impossible
-        return " | ".join(rules)
-
-    def resolved(self, schema: Schema) -> Schema:
-        """Return the schema without annotations, $ref and allOf. Raise BadRequest for what no grammar enforces."""
+    def resolved(self, schema: Any) -> Schema:
+        """Return the schema without annotations, or the one that it refers to. Refuse what no grammar enforces."""
         seen: set[str] = set()
         while True:
+            if not isinstance(schema, dict):
+                raise BadRequest("no value can match 'false'" if schema is False else f"{schema!r} is no schema")
             for name in REFUSED & schema.keys():
-                if schema[name] not in (False, None) or name == "not":
+                if name != "uniqueItems" or schema[name]:
                     raise BadRequest(f"keyword '{name}' cannot be enforced: remove it")
             schema = {name: value for name, value in schema.items() if name in CONSTRAINTS}
-            if "$ref" in schema:
-                reference = schema.pop("$ref")
+            alone = next((name for name in ALONE if name in schema), None)
+            others = schema.keys() - (CONSTANT if alone in CONSTANT else {alone})
+            if alone and others:
+                raise BadRequest(f"'{min(others)}' cannot be enforced beside '{alone}': remove one of them")
+            if alone == "allOf":
+                if len(parts := listed(schema, "allOf")) > 1:
+                    raise BadRequest("'allOf' with several parts cannot be enforced: write them as one schema")
+                (schema,) = parts
+            elif alone == "$ref":
+                reference = schema["$ref"]
                 if reference in seen:
                     raise BadRequest(f"$ref '{reference}' refers to itself")
                 seen.add(reference)
-                schema = self.merge(schema, self.target(reference))
-            elif "allOf" in schema:
-                parts = listed(schema, "allOf")
-                schema = functools.reduce(self.merge, parts, {n: v for n, v in schema.items() if n != "allOf"})
+                schema = self.target(reference)
             else:
-                return schema
+                return dict(schema)
 
-    def target(self, reference: Any) -> Schema:
+    def target(self, reference: Any) -> Any:
         found: Any = self.schema
         try:
             if reference != "#" and not reference.startswith("#/"):
@@ -176,86 +159,26 @@ class Converter:
                 found = found[int(part)] if isinstance(found, list) else found[part]
         except (KeyError, IndexError, ValueError, TypeError, AttributeError):
             raise BadRequest(f"$ref {reference!r} leads to no part of the schema") from None
-        target: Schema = {} if found is True else found
-        return target
+        return {} if found is True else found
 
-    def merge(self, one: Schema, other: Any) -> Schema:
-        """Return a schema for the values that match both."""
-        if other is True:
-            return one
-        if not isinstance(other, dict):
-            raise Impossible("no value can match 'false'") if other is False else BadRequest(f"{other!r} is no schema")
-        if not one.keys() & CONSTRAINTS or not other.keys() & CONSTRAINTS:
-            return other if other.keys() & (CONSTRAINTS | REFUSED) else one
-        one, other = self.resolved(one), self.resolved(other)
-        for closed, open in ((one, other), (other, one)):
-            extra = open.get("properties", {}).keys() - closed.get("properties", {}).keys()
-            if extra and closed.get("additionalProperties") is False:
-                raise BadRequest(f"property '{min(extra)}' is excluded by 'additionalProperties' beside it")
-        shared = {name: self.both(name, one[name], other[name]) for name in one.keys() & other.keys()}
-        merged: Schema = one | other | shared
-        return merged
-
-    def both(self, name: str, one: Any, other: Any) -> Any:
-        if one == other:
-            return one
-        if name == "properties":
-            shared = {key: self.merge({"allOf": [one[key]]}, other[key]) for key in one.keys() & other.keys()}
-            return one | other | shared
-        if name == "required":
-            return [*one, *(key for key in other if key not in one)]
-        if name == "enum":
-            return [value for value in one if compact(value) in map(compact, other)]
-        if name == "type":
-            one, other = ([own] if isinstance(own, str) else own for own in (one, other))
-            kept = [t for t in one if t in other or (t == "integer" and "number" in other)]
-            return kept + [t for t in other if t == "integer" and "number" in one and "integer" not in one]
-        if name[:3] in TIGHTEN and name != "minContains":
-            return TIGHTEN[name[:3]](one, other)
-        if name == "additionalProperties" and False in (one, other):
-            return False
-        raise BadRequest(f"two values of '{name}' for the same part cannot be combined")
-
-    def exclusive(self, options: list[Schema]) -> list[Schema]:
-        """Return the options of a `oneOf`, if each excludes the others by a type or by the value of a property."""
+    def exclusive(self, options: list[Any]) -> list[Schema]:
+        """Return the options of a `oneOf`, if each two differ in their types, or in the constants of one property."""
         options = list(map(self.resolved, options))
-        for number, one in enumerate(options):
-            for other in options[:number]:
-                if not self.exclude_each_other(one, other):
-                    raise BadRequest(
-                        "the options of 'oneOf' must exclude each other by their types or by a 'const' or 'enum' of a "
-                        "property: use 'anyOf'"
-                    )
-        return options
+        kinds = [kind.replace("integer", "number") for option in options for kind in schema_types(option) or ["any"]]
+        if (len(set(kinds)) == len(kinds) and "any" not in kinds) or self.name_different_constants(options):
+            return options
+        for name in options[0].get("properties", {}):
+            if self.name_different_constants([option.get("properties", {}).get(name, {}) for option in options]):
+                # Without the property, several options would match.
+                return [option | {"required": [*option.get("required", []), name]} for option in options]
+        raise BadRequest(
+            "the options of 'oneOf' must exclude each other by their types or by a 'const' or 'enum' of a property: "
+            "use 'anyOf'"
+        )
 
-    def exclude_each_other(self, one: Schema, other: Schema) -> bool:
-        values, others = constants(one), constants(other)
-        if values and others:
-            return not values & others
-        kinds, other_kinds = kinds_of(one), kinds_of(other)
-        if not kinds or not other_kinds:
-            return False
-        if kinds == other_kinds == {"object"} and not values and not others:
-            for name in one.get("properties", {}).keys() & other.get("properties", {}).keys():
-                parts = [self.merge({}, own["properties"][name]) for own in (one, other)]
-                values, others = (constants(self.resolved(part)) for part in parts)
-                if values and others and not values & others:
-                    for own in (one, other):  # without the property, both would match
-                        own["required"] = [*dict.fromkeys([*own.get("required", []), name])]
-                    return True
-        return not kinds & other_kinds
-
-    def constants(self, schema: Schema, types: list[str]) -> str:
-        names = schema.keys() - {"const", "enum", "type"}
-        values = listed(schema, "enum") if "enum" in schema else [schema["const"]]
-        if "const" in schema and "enum" in schema:
-            values = [value for value in values if compact(value) == compact(schema["const"])]
-        if names & CONSTRAINTS:
-            raise BadRequest(f"'{min(names & CONSTRAINTS)}' cannot be enforced beside 'enum' or 'const': remove it")
-        values = [value for value in values if not types or any(has_type(value, kind) for kind in types)]
-        if not values:
-            raise Impossible("no value of 'enum' or 'const' can match")
-        return one_of(map(compact, values))
+    def name_different_constants(self, schemas: list[Any]) -> bool:
+        values = [constants(self.resolved(schema)) for schema in schemas]
+        return all(values) and len(set().union(*values)) == sum(map(len, values))
 
     def typed(self, kind: str, schema: Schema) -> str:
         match kind:
@@ -277,20 +200,15 @@ class Converter:
     def object(self, schema: Schema) -> str:
         properties: Schema = schema.get("properties") or {}
         required = schema.get("required", [])
-        low, high = limits(schema, "minProperties", "maxProperties")
-        if not properties:
-            return self.map(schema, required, low, high)
         if unknown := [name for name in required if name not in properties]:
             raise BadRequest(f"'required' names '{unknown[0]}', which is not in 'properties'")
-        if low > len(required) or (high is not None and high < len(properties)):
-            raise BadRequest("'minProperties' and 'maxProperties' cannot be enforced beside 'properties': remove them")
-        if {"patternProperties", "propertyNames"} & schema.keys():
-            raise BadRequest("'patternProperties' and 'propertyNames' cannot be enforced beside 'properties'")
+        if not properties:
+            return self.map(schema)
+        if refused := ENFORCED["object"] & schema.keys() - {"properties", "required", "additionalProperties"}:
+            raise BadRequest(f"'{min(refused)}' cannot be enforced beside 'properties': remove it")
         # Rules from the last property to the first: the rest after another one, and from the beginning.
         rest = first = '""'
         for name, value in reversed(properties.items()):
-            if value is False and name not in required:
-                continue
             pair = f"{literal(compact(name) + ':')} {self.rule(value)}"
             after, begin = f'"," {pair} {rest}', f"{pair} {rest}"
             if name not in required:
@@ -303,49 +221,40 @@ class Converter:
         self.rules[name] = body
         return name
 
-    def map(self, schema: Schema, required: list[str], low: int, high: int | None) -> str:
+    def map(self, schema: Schema) -> str:
         """Return EBNF for an object whose properties have no names in the schema."""
-        patterns = schema.get("patternProperties", {})
-        value: Any = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
-        names = schema.get("propertyNames", True)
-        if required or low > 1:
-            raise BadRequest("'required' and 'minProperties' need 'properties'")  # a property may come twice
-        if patterns:
-            if len(patterns) > 1 or value is not False or names is not True:
+        low, high = limits(schema, "minProperties", "maxProperties")
+        names, value = schema.get("propertyNames", {}), schema.get("additionalProperties", True)
+        if patterns := schema.get("patternProperties"):
+            if len(patterns) > 1 or value is not False or names:
                 raise BadRequest("'patternProperties' needs 'additionalProperties' false, and only one pattern")
             ((pattern, value),) = patterns.items()
             names = {"pattern": pattern}
-        if value is False or high == 0:
-            if low:
-                raise Impossible("no object can match")
+        if low > (value is not False):  # a property may come twice
+            raise BadRequest(f"'minProperties' is {low}, which cannot be enforced: remove it")
+        if value is False:
             return '"{}"'
-        key = "string" if names is True else self.rule(self.merge({"type": "string"}, names))
-        pair = f'{key} ":" {self.rule(value)}'
-        more = times(0, None if high is None else high - 1)
-        pairs = f'{pair} ("," {pair}){more}'
-        return f'"{{" {pairs} "}}"' if low else f'"{{" ({pairs})? "}}"'
+        key = self.rule({"type": "string"} | self.resolved(names))
+        pairs = repeated(f'{key} ":" {self.rule(value)}', low, high)
+        return f'"{{" {pairs} "}}"'
 
     def array(self, schema: Schema) -> str:
-        prefix = [self.rule(item) for item in schema.get("prefixItems", [])]
-        items = schema.get("items", schema.get("unevaluatedItems", not prefix))
+        prefix = list(map(self.rule, schema.get("prefixItems", [])))
+        items = schema.get("items", not prefix)
         low, high = limits(schema, "minItems", "maxItems")
         if isinstance(items, list):
             raise BadRequest("'items' must be one schema: name those of the first items 'prefixItems'")
         if high is not None and high < len(prefix):
-            prefix, items = prefix[:high], False
-        if items is False:
-            if low > len(prefix):
-                raise BadRequest(f"'minItems' is {low}, and at most {len(prefix)} items are allowed")
-            return f'"[" {""" "," """.join(prefix)} "]"' if prefix else '"[]"'
-        if high == 0:
-            return '"[]"'
-        item = self.rule(items)
-        if prefix:
-            more = times(max(0, low - len(prefix)), None if high is None else high - len(prefix))
-            return f'"[" {""" "," """.join(prefix)} ("," {item}){more} "]"'
-        more = times(max(0, low - 1), None if high is None else high - 1)
-        filled = f'{item} ("," {item}){more}'
-        return f'"[" {filled} "]"' if low else f'"[" ({filled})? "]"'
+            raise BadRequest(f"'maxItems' is {high}, and 'prefixItems' has {len(prefix)} items")
+        count = len(prefix)
+        if items is False or high == count:
+            if low > count:
+                raise BadRequest(f"'minItems' is {low}, and at most {count} items are allowed")
+            return f'"[" {""" "," """.join(prefix)} "]"'
+        if not prefix:
+            return f'"[" {repeated(self.rule(items), low, high)} "]"'
+        more = times(max(0, low - count), None if high is None else high - count)
+        return f'"[" {""" "," """.join(prefix)} ("," {self.rule(items)}){more} "]"'
 
     def string(self, schema: Schema) -> str:
         low, high = limits(schema, "minLength", "maxLength")
@@ -367,8 +276,8 @@ class Converter:
 
 
 def listed(schema: Schema, name: str) -> list[Any]:
-    if not isinstance(schema[name], list):
-        raise BadRequest(f"'{name}' must be a list")
+    if not isinstance(schema[name], list) or not schema[name]:
+        raise BadRequest(f"'{name}' must be a list, and not empty")
     return list(schema[name])
 
 
@@ -379,9 +288,7 @@ def compact(value: Any) -> str:
 def schema_types(schema: Schema) -> list[str]:
     """Return the types that a value may have; empty: any. Without `type`, a constraint tells it."""
     if "type" in schema:
-        types = [schema["type"]] if isinstance(schema["type"], str) else list(schema["type"])
-        if not types:
-            raise Impossible
+        types = [schema["type"]] if isinstance(schema["type"], str) else listed(schema, "type")
         return [t for t in types if t != "integer" or "number" not in types]
     implied = [kind for kind, names in ENFORCED.items() if names & schema.keys() and kind != "integer"]
     if len(implied) > 1:
@@ -391,26 +298,18 @@ def schema_types(schema: Schema) -> list[str]:
 
 def constants(schema: Schema) -> set[str]:
     """Return the values that `const` or `enum` name, as JSON."""
-    values = listed(schema, "enum") if "enum" in schema else [schema[name] for name in schema if name == "const"]
-    return set(map(compact, values))
-
-
-def kinds_of(schema: Schema) -> set[str]:
-    """Return the types that a value may have, with integers as numbers; empty: not known."""
-    if {"anyOf", "oneOf"} & schema.keys():
+    if "const" not in schema and "enum" not in schema:
         return set()
-    if values := constants(schema):
-        return {kind for kind in ENFORCED for value in map(json.loads, values) if has_type(value, kind)} - {"integer"}
-    return {"number" if kind == "integer" else kind for kind in schema_types(schema)}
-
-
-def has_type(value: Any, kind: str) -> bool:
-    match value:
-        case bool():
-            return kind == "boolean"
-        case int() | float():
-            return kind == "number" or (kind == "integer" and value == int(value))
-    return {"object": dict, "array": list, "string": str, "null": type(None)}.get(kind) is type(value)
+    values = listed(schema, "enum") if "enum" in schema else [schema["const"]]
+    if "const" in schema:  # pydantic 2.8 writes both
+        values = [value for value in values if compact(value) == compact(schema["const"])]
+    if not values:
+        raise BadRequest("'enum' does not have the value of 'const' beside it")
+    types = schema_types(schema) or JSON_TYPES.values()
+    for value in values:
+        if not {JSON_TYPES[type(value)], *(["number"] if type(value) is int else [])} & {*types}:
+            raise BadRequest(f"'enum' or 'const' has the value {compact(value)}, which 'type' excludes")
+    return set(map(compact, values))
 
 
 def limits(schema: Schema, minimum: str, maximum: str) -> tuple[int, int | None]:
@@ -421,6 +320,18 @@ def limits(schema: Schema, minimum: str, maximum: str) -> tuple[int, int | None]
     if high is not None and low > high:
         raise BadRequest(f"'{minimum}' is more than '{maximum}'")
     return int(low), None if high is None else int(high)
+
+
+def times(low: int, high: int | None) -> str:
+    return f"{{{low},{'' if high is None else high}}}"
+
+
+def repeated(item: str, low: int, high: int | None) -> str:
+    """Return EBNF for so many items with commas between them."""
+    if high == 0:
+        return '""'
+    items = f'{item} ("," {item}){times(max(0, low - 1), None if high is None else high - 1)}'
+    return items if low else f"({items})?"
 
 
 def numbers(schema: Schema, whole: bool) -> str:
@@ -441,7 +352,7 @@ def numbers(schema: Schema, whole: bool) -> str:
     low, high = max(lows, default=min([0, *highs]) - wide), min(highs, default=max([0, *lows]) + wide)
     options = [f"-({option})" for option in decimals(max(1, -high), -low, places)] + decimals(max(0, low), high, places)
     if not options:
-        raise Impossible("no number is within the bounds")
+        raise BadRequest("no number is within the bounds")
     return "|".join(options)
 
 
