@@ -132,7 +132,8 @@ class ModelControl:
             try:
                 if self.triton.index().get(system, ("", ""))[0] == "READY":
                     if system in refresh:
-                        self._refresh(system)
+                        with err.status(f"{system}: loading what changed{progress}"):
+                            self._refresh(system)
                 else:
                     start = time.monotonic()
                     self.served.begin(system)

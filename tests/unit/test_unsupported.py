@@ -43,7 +43,7 @@ CASES = {
         "load_in_8bit": True}}},
         {}, "is quantized (bitsandbytes)"),
     "PEFT": ({"adapter_config.json": {}, "adapter_model.safetensors": {}}, {},
-        "is a PEFT adapter (LoRA, ...) without its base model: load it with peft, call merge_and_unload()"),
+        "is a PEFT adapter (LoRA, ...) without its base model: add it to the system of a language model"),
     "diffusers": ({"model_index.json": {}}, {}, "is a pipeline of diffusers, which is not served here"),
     "GGUF that is none": ({"model.Q4_K_M.gguf": {}}, {},
         "model.Q4_K_M.gguf is damaged, or no GGUF: download it again"),

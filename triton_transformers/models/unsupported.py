@@ -96,8 +96,9 @@ WHOLE_TYPES = ("TABLE_QUESTION_ANSWERING", "VIDEO_CLASSIFICATION")
 # A file that only folders of this kind have -> what such a folder is.
 FILES = {
     "adapter_config.json": (
-        "a PEFT adapter (LoRA, ...) without its base model: load it with peft, call merge_and_unload() and "
-        "save_pretrained(folder), and set SOURCE=folder"
+        "a PEFT adapter (LoRA, ...) without its base model: add it to the system of a language model, as in "
+        "ADAPTERS=name=folder; or load it with peft, call merge_and_unload() and save_pretrained(folder), and set "
+        "SOURCE=folder"
     ),
     "model_index.json": f"a pipeline of diffusers, which is not served here; {LIST}",
 }
