@@ -166,6 +166,7 @@ class Message(msgspec.Struct, omit_defaults=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's name of the same
     name: str | None = None
     function_call: None = None
     audio: None = None
@@ -278,6 +279,8 @@ def plain(number: int, message: Message) -> dict[str, Any]:
         param = f"messages[{number}].content"
         raise ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
     fields: dict[str, Any] = msgspec.to_builtins(message)
+    if reasoning := fields.pop("reasoning", None):
+        fields.setdefault("reasoning_content", reasoning)  # templates know this name
     if isinstance(message.content, list):
         fields["content"] = plain_content(message.content)
     if message.role == "developer":

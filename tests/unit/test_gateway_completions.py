@@ -417,9 +417,10 @@ def test_call_of_a_tool_has_openais_form(gateway, received, choice) -> None:
     assert ("structured_outputs" in sent) == (choice != "auto")
 
 
-def test_result_of_a_tool_reaches_the_model(gateway, received) -> None:
+@pytest.mark.parametrize("reasoning", ["reasoning_content", "reasoning"])
+def test_result_of_a_tool_reaches_the_model(gateway, received, reasoning) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    asked = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call], "refusal": None}
+    asked = {"role": "assistant", "content": None, reasoning: "hm", "tool_calls": [call], "refusal": None}
     result = {"role": "tool", "tool_call_id": "1", "content": "2"}
     answer(gateway, CHAT, model="caller", messages=[*USER, asked, result], tools=[TOOL])
     _, sent, sent_result = json.loads(received[0].inputs["messages"].texts()[0])
