@@ -7,9 +7,12 @@ import functools
 import json
 import re
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
+
+Schema = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,21 +33,76 @@ class Delta(NamedTuple):
     call: CallDelta | None = None
 
 
+# --- calls that are read as a whole -----------------------------------------------------------------------------------
+
+
+def json_call(text: str) -> tuple[str, str] | None:
+    """Return the name and the arguments of a call that is a JSON object; None if the text is none."""
+    try:
+        call = json.loads(text, strict=False)
+        function = call.get("function")
+        call = function if isinstance(function, dict) else call
+        name, arguments = call.get("name", function), call.get("arguments", call.get("parameters")) or {}
+        arguments = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return None
+    is_call = isinstance(name, str) and isinstance(arguments, dict)
+    return (whole_characters(name), whole_characters(json.dumps(arguments, ensure_ascii=False))) if is_call else None
+
+
+def whole_characters(text: str) -> str:
+    """Replace halves of surrogate pairs, which a model may have written as escapes: UTF-8 has none."""
+    return text.encode(errors="replace").decode()
+
+
+def quoted(quote: str, text: str, schema: Schema) -> str | None:
+    """Return the JSON of an object whose strings have other quotes, and whose names may have none."""
+    parts = text.split(quote)
+    parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
+    if len(parts) > 1 or '"' not in text:
+        parts[::2] = [re.sub(r"(?<![\w.-])([\w.-]+)\s*:", r'"\1":', part) for part in parts[::2]]
+    try:
+        return whole_characters(json.dumps(json.loads("".join(parts)), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return None
+
+
+def paired(pair: str, end: str, text: str, schema: Schema) -> str:
+    """Return the JSON of arguments that are pairs, with the types that the schema has.
+
+    The time grows with the text, not with its square: a client can bring a model to write long ones without an end.
+    """
+    found = [match for part in text.split(end)[:-1] if (match := re.search(pair, part, re.DOTALL))]
+    values = {match[1].strip(): match[2].removesuffix("\n") for match in found}
+    types = schema.get("properties")
+    types = types if isinstance(types, dict) else {}
+    written = [f"{json.dumps(name)}: {typed(value, types.get(name))}" for name, value in values.items()]
+    return f"{{{', '.join(written)}}}"
+
+
+def typed(text: str, schema: Any) -> str:
+    """Return the JSON of a value that a model wrote without quotes."""
+    kinds = str(schema.get("type")) if isinstance(schema, dict) else ""
+    if "string" not in kinds or (text == "null" and "null" in kinds):
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads(text)
+            return text
+    return json.dumps(text, ensure_ascii=False)
+
+
 # --- the families -----------------------------------------------------------------------------------------------------
 
-NAME = r"(?P<name>[\w.-]{1,128})"
+NAME = r"([\w.-]{1,128})"
 
 
 class Family(NamedTuple):
-    """The form of a family's calls."""
+    """The form of a family's calls: JSON, or what `header` describes."""
 
-    begins: tuple[str, ...]  # a call follows: JSON, or what `header` describes
+    begins: tuple[str, ...]  # a call follows
     ends: tuple[str, ...] = ()  # may stand after a call
     dropped: tuple[str, ...] = ()  # are never content
     header: str = ""  # matches the text between the beginning and the arguments
-    # The arguments are JSON, unless one of these is set.
-    pair: tuple[str, str] = ("", "")  # matches an argument's name and value up to the text that ends it
-    quote: str = ""  # stands around the strings of an object, whose names have no quotes
+    arguments: Callable[[str, Schema], str | None] | None = None  # makes JSON of all arguments, if they are none
     bare: bool = False  # an answer that begins with the JSON of a known tool is a call, too
     special: bool = False  # the tokenizer takes the markers for special tokens, which are not in texts by default
     # A grammar enforces these texts: before all calls, around the arguments of one, between calls, and after all.
@@ -67,12 +125,12 @@ PHI = Family(
 )  # fmt: skip
 DEEPSEEK = Family(
     ("<｜tool▁call▁begin｜>",), ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"), ("<｜tool▁calls▁begin｜>",),
-    header=rf"(function<｜tool▁sep｜>)?{NAME}(<｜tool▁sep｜>|\s*```json\s*)", special=True,
+    header=rf"(?:function<｜tool▁sep｜>)?{NAME}(?:<｜tool▁sep｜>|\s*```json\s*)", special=True,
     first="<｜tool▁calls▁begin｜>", before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n",
     after="\n```<｜tool▁call▁end｜>", between="\n", last="<｜tool▁calls▁end｜>",
 )  # fmt: skip
 MISTRAL = Family(
-    ("[TOOL_CALLS]",), dropped=("</s>",), header=rf"{NAME}(\[CALL_ID\]\w+)?\[ARGS\]\s*", special=True,
+    ("[TOOL_CALLS]",), dropped=("</s>",), header=rf"{NAME}(?:\[CALL_ID\]\w+)?\[ARGS\]\s*", special=True,
     first="[TOOL_CALLS][", last="]",
 )  # fmt: skip
 FAMILIES = {
@@ -92,13 +150,15 @@ FAMILIES = {
     ),
     "qwen3_coder": HERMES._replace(
         begins=("<tool_call>", "<function="), ends=("</function>", "</tool_call>"),
-        header=rf"\s*(<function=)?{NAME}>", pair=(r"<parameter=([^>]*)>\n?(.*)", "</parameter>"),
+        header=rf"\s*(?:<function=)?{NAME}>",
+        arguments=partial(paired, r"<parameter=([^>]*)>\n?(.*)", "</parameter>"),
     ),
     "glm": HERMES._replace(
-        header=rf"\s*{NAME}\s*", pair=(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>\n?(.*)", "</arg_value>")
+        header=rf"\s*{NAME}\s*",
+        arguments=partial(paired, r"<arg_key>([^<]*)</arg_key>\s*<arg_value>\n?(.*)", "</arg_value>"),
     ),
     "gemma4": Family(
-        ("<|tool_call>",), ("<tool_call|>",), header=rf"call:{NAME}", special=True, quote='<|"|>',
+        ("<|tool_call>",), ("<tool_call|>",), header=rf"call:{NAME}", arguments=partial(quoted, '<|"|>'), special=True,
         first="<|tool_call>", before="call:%s", after="", between="<tool_call|><|tool_call>", last="<tool_call|>",
     ),
     "deepseek": DEEPSEEK,
@@ -121,21 +181,21 @@ def keeps_special_tokens(family: str, reasoning: str, tools: Sequence[Any]) -> b
 
 # --- reading an answer ------------------------------------------------------------------------------------------------
 
-ARGUMENTS = ("arguments", "parameters")
-OTHER_KEYS = ("id", "type", "index")
+# A call up to its arguments, if it is JSON with the members in the order in which templates ask for them.
+JSON_HEADER = rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+SEPARATORS = r"[\s,;\[]*"  # before and between calls
+BEFORE = re.compile(SEPARATORS)
+LIST_END = re.compile(r"\s*\]?")
+# The first member of an object, and its value if it is a string.
+MEMBER = re.compile(SEPARATORS + r'\{\s*(?:"(?P<name>[^"]*)"\s*:\s*(?:"(?P<value>[^"]*)")?|[^"\s])')
+MEMBERS = ("name", "arguments", "parameters", "function", "id", "type", "index")
 # The maximum number of characters between the beginning of a call and its arguments.
 MAX_HEADER = 300
 # Outside of its strings, JSON has no other characters.
 JSON = re.compile(r"[\w\s{}\[\]:,+.-]", re.ASCII)
-STRING_END = re.compile(r'["\\]')
-# A part of the reader. It receives pieces of the answer, and "" at the end.
-Steps = Generator[None, str, None]
-TextSteps = Generator[None, str, str]
+# A part of the reader. It yields where it needs more of the answer.
+Steps = Generator[None, None, None]
 Emit = Callable[[str], None]
-
-
-class Malformed(Exception):
-    """Raised where a text that looked like a call is none."""
 
 
 class AnswerParser:
@@ -149,30 +209,25 @@ class AnswerParser:
         Without `parallel`, leave out all calls but the first.
         """
         self._form = FAMILIES[family]
+        self._own_header = "" if self._form.arguments else self._form.header
+        self._header = header_pattern(self._own_header)
         self._reasoning = reasoning
         self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self._parallel = parallel
         self._deltas: list[Delta] = []
-        self._text, self._at = "", 0  # the last piece, and the place of its next character
-        self._ended = False
-        self._raw: list[str] = []  # the text since the beginning of a call: content, if it is none
+        self._text, self._ended = "", False  # what was not read yet, and whether it is all
         self._space = ""  # becomes content only if content follows
         self._calls = 0
         # The reader drops spaces after a reasoning or a call, and markers that end calls only after a call.
         self._trims = self._after_call = False
         self._steps = self._answer() if reasoning or self._schemas else None
-        if self._steps:
-            next(self._steps)
 
     def feed(self, text: str, is_last: bool) -> list[Delta]:
         """Return the deltas that this piece of the answer completes."""
         if self._steps is None:
             return [Delta(content=text)] if text else []
-        with contextlib.suppress(StopIteration):
-            if text:
-                self._steps.send(text)
-            if is_last:
-                self._steps.send("")
+        self._text, self._ended = self._text + text, is_last
+        next(self._steps, None)
         deltas, self._deltas = self._deltas, []
         return [delta for delta in deltas if self._parallel or not delta.call or not delta.call.index]
 
@@ -200,64 +255,35 @@ class AnswerParser:
             self._add(Delta(reasoning=text))
 
     def _arguments(self, text: str) -> None:
-        self._add(Delta(call=CallDelta(self._calls - 1, "", "", text)))
-        self._raw.clear()
+        if text:
+            self._add(Delta(call=CallDelta(self._calls - 1, "", "", text)))
 
-    def _call(self, name: str) -> None:
+    def _call(self, name: str, arguments: str = "") -> None:
         self._space = ""
         self._trims = self._after_call = True
-        self._add(Delta(call=CallDelta(self._calls, f"call_{uuid.uuid4().hex[:24]}", name, "")))
+        self._add(Delta(call=CallDelta(self._calls, f"call_{uuid.uuid4().hex[:24]}", name, arguments)))
         self._calls += 1
-        self._raw.clear()
 
     # The reader.
 
-    def _next(self) -> TextSteps:
-        """Read a character, or "" at the end."""
-        if self._at == len(self._text) and not self._ended:
-            self._text, self._at = (yield), 0
-            self._ended = not self._text
-        char = self._text[self._at : self._at + 1]
-        self._at += len(char)
-        self._raw.append(char)
-        return char
+    def _take(self, length: int) -> str:
+        taken, self._text = self._text[:length], self._text[length:]
+        return taken
 
-    def _back(self, text: str) -> None:
-        """Let the next reader read the last characters again."""
-        self._text, self._at = text + self._text[self._at :], 0
-        del self._raw[len(self._raw) - len(text) :]
-
-    def _run(self, stop: re.Pattern[str]) -> str:
-        """Read the rest of the piece up to a match."""
-        match = stop.search(self._text, self._at)
-        run = self._text[self._at : match.start() if match else None]
-        self._at += len(run)
-        self._raw.append(run)
-        return run
-
-    def _after(self, skipped: str = "") -> TextSteps:
-        """Read the first character that is neither a space nor one of these."""
-        while (char := (yield from self._next())) and (char.isspace() or char in skipped):
-            pass
-        return char
-
-    def _until(self, markers: tuple[str, ...], emit: Emit) -> TextSteps:
+    def _until(self, markers: tuple[str, ...], emit: Emit) -> Generator[None, None, str]:
         """Read up to one of the markers and return it, or "" at the end. Emit the text before it."""
-        held = ""
-        first = first_characters(markers)
+        pattern = marker_pattern(markers)
         while True:
-            if not held and (run := self._run(first)):
-                emit(run)
-            if not (char := (yield from self._next())):
-                break
-            held += char
-            while held and not any(marker.startswith(held) for marker in markers):
-                emit(held[0])
-                held = held[1:]
-            if held in markers:
-                return held
-        emit(held)
-        return ""
+            match = pattern.search(self._text)
+            if match is None or (self._ended and not match["marker"]):
+                emit(self._take(len(self._text)))
+            else:
+                emit(self._take(match.start()))
+                if marker := match["marker"]:
+                    return self._take(len(marker))
+            if self._ended:
+                return ""
+            yield
 
     def _answer(self) -> Steps:
         if self._reasoning == HARMONY:
@@ -271,31 +297,25 @@ class AnswerParser:
 
     def _reasoned(self, begin: str, end: str) -> Steps:
         """Read the reasoning at the beginning of the answer, if there is one."""
-        read = ""
-        while read.lstrip() != begin and (char := (yield from self._next())):
-            if not begin.startswith((read + char).lstrip()):
-                self._back(char)
-                break
-            read += char
-        if read.lstrip() == begin or self._reasoning == "think_opened":
-            self._thought(read.lstrip().removeprefix(begin))
+        while (text := self._text.lstrip()) != begin and begin.startswith(text) and not self._ended:
+            yield
+        if text.startswith(begin) or self._reasoning == "think_opened":
+            self._text = text.removeprefix(begin)
             yield from self._until((end,), self._thought)
             self._trims = True
-        else:
-            self._back(read)
 
     def _channels(self) -> Steps:
         """Read messages, each with a header that names its channel. The prompt has begun the first header."""
-        header = marker = ""
+        marker = ""
         while True:
-            pieces: list[str] = []
+            pieces = [marker]
             is_header = yield from self._until(("<|message|>",), pieces.append)
-            header = marker + "".join(pieces)
+            header = "".join(pieces)
             if not is_header:
                 if "<|" not in header:
                     self._content(header)
                 return
-            recipient = re.search(r"to=functions\.([\w.-]+)", header)
+            recipient = re.search(rf"to=functions\.{NAME}", header)
             emit = self._thought if "<|channel|>analysis" in header else self._content
             if recipient and self._schemas:
                 self._call(recipient[1])
@@ -310,201 +330,120 @@ class AnswerParser:
         form = self._form
         markers = (*form.begins, *form.ends, *form.dropped) if self._schemas else ()
         if form.bare and self._schemas:
-            yield from self._attempt("")
+            yield from self._json_calls("")
         while marker := (yield from self._until(markers, self._content)):
             if marker in form.begins:
-                yield from self._attempt(marker)
+                while form.arguments and not self._text.strip() and not self._ended:
+                    yield
+                is_json = not form.arguments or self._text.lstrip().startswith(("{", "["))
+                yield from self._json_calls(marker) if is_json else self._whole_call(marker)
             elif marker in form.ends and not self._after_call:
                 self._content(marker)
 
-    def _attempt(self, marker: str) -> Steps:
-        """Read the calls after a marker. Where there is none, the text is content."""
-        self._raw = [marker]
-        form = self._form
-        try:
-            char = yield from self._after()
-            if char and char in "{[":
-                yield from self._json_calls(char, is_bare=not marker)
-                return
-            self._back(char)
-            if form.pair[0] or form.quote:
-                yield from self._whole_call(form)
-            elif form.header:
-                yield from self._headed_call(form.header)
-            else:
-                raise Malformed
-        except Malformed:
-            self._content("".join(self._raw))
-
-    def _json_calls(self, char: str, is_bare: bool) -> Steps:
-        """Read calls as a JSON list, or one after the other. Bare ones must be of known tools."""
-        calls = self._calls
-        is_list = char == "["
-        if is_list:
-            char = yield from self._after()
-        while char == "{":
-            yield from self._json_call(is_bare)
-            char = yield from self._after(",;")
-        if not is_list or char != "]":
-            self._back(char)
-        if self._calls == calls:
-            raise Malformed
-
-    def _json_call(self, is_bare: bool, is_inner: bool = False) -> Steps:
-        """Read the members of a call, after its brace."""
-        calls = self._calls
-        name, held = "", ""
-        while (char := (yield from self._after(","))) != "}":
-            key = yield from self._string(char)
-            if (yield from self._after()) != ":":
-                raise Malformed
-            char = yield from self._after()
-            if key in ("name", "function") and char == '"':
-                name = yield from self._string(char)
-                if is_bare and name not in self._schemas:
-                    raise Malformed
-                if held:
-                    self._call(name)
-                    self._arguments(held)
-            elif key == "function" and char == "{" and not is_inner:
-                yield from self._json_call(is_bare, is_inner=True)
-            elif key in ARGUMENTS and char == "{" and name and self._calls == calls:
-                self._call(name)
-                yield from self._value(char, self._arguments)
-            elif key in ARGUMENTS and self._calls == calls:
-                held = yield from self._held_arguments(char)
-                if name:
-                    self._call(name)
-                    self._arguments(held)
-            elif is_bare and key not in OTHER_KEYS:
-                raise Malformed
-            else:
-                yield from self._value(char, lambda _: None)
-        if self._calls == calls:
-            if not name or is_bare:
-                raise Malformed
-            self._call(name)
-            self._arguments("{}")
-        self._raw.clear()
-
-    def _held_arguments(self, char: str) -> TextSteps:
-        """Return the arguments that come before the name, or as a string with JSON."""
-        pieces: list[str] = []
-        yield from self._value(char, pieces.append)
-        try:
-            value = json.loads("".join(pieces), strict=False)
-            value = json.loads(value or "{}", strict=False) if isinstance(value, str) else value or {}
-        except (ValueError, RecursionError):
-            raise Malformed from None
-        if not isinstance(value, dict):
-            raise Malformed
-        return whole_characters(json.dumps(value, ensure_ascii=False))
-
-    def _headed_call(self, header: str) -> Steps:
-        """Read a call whose name stands in a header before the arguments."""
-        text = ""
-        while (char := (yield from self._next())) and char != "{" and len(text) < MAX_HEADER:
-            text += char
-        match = re.fullmatch(header, text)
-        if char != "{" or not match:
-            self._back(char)
-            raise Malformed
-        self._call(match["name"])
-        yield from self._value(char, self._arguments)
-
-    def _whole_call(self, form: Family) -> Steps:
+    def _whole_call(self, marker: str) -> Steps:
         """Read a call whose arguments are JSON only when all of them are there."""
         pieces: list[str] = []
-        marker = yield from self._until(form.ends, pieces.append)
+        end = yield from self._until(self._form.ends, pieces.append)
         text = "".join(pieces)
-        match = re.match(form.header, text)
-        if not marker or not match:
-            raise Malformed
-        name, rest = match["name"], text[match.end() :]
-        arguments = unquoted(rest, form.quote) if form.quote else paired(*form.pair, rest, self._schemas.get(name, {}))
-        self._call(name)
-        self._arguments(arguments)
-
-    def _string(self, quote: str) -> TextSteps:
-        """Return a string of JSON after its first quote."""
-        if quote != '"':
-            self._back(quote)
-            raise Malformed
-        pieces: list[str] = []
-        yield from self._value(quote, pieces.append)
-        try:
-            return whole_characters(str(json.loads("".join(pieces), strict=False)))
-        except ValueError:
-            raise Malformed from None
-
-    def _value(self, char: str, emit: Emit) -> Steps:
-        """Read one value of JSON from its first character on, and emit its characters. Stop at what is no JSON."""
-        depth = 0
-        is_string = is_escaped = False
-        while char:
-            if is_string:
-                is_string = is_escaped or char != '"'
-                is_escaped = char == "\\" and not is_escaped
-            elif char == '"':
-                is_string = True
-            elif not JSON.match(char) or (not depth and (char in "]}," or char.isspace())):
-                break
-            else:
-                depth += (char in "[{") - (char in "]}")
-            emit(char)
-            if not depth and not is_string and char in '"]}':
+        match = re.match(self._form.header, text)
+        if end and match and self._form.arguments:
+            arguments = self._form.arguments(text[match.end() :], self._schemas.get(match[1], {}))
+            if arguments is not None:
+                self._call(match[1], arguments)
                 return
-            if is_string and not is_escaped and (run := self._run(STRING_END)):
-                emit(run)
-            char = yield from self._next()
-        self._back(char)
+        self._content(marker + text + end)
+
+    def _json_calls(self, marker: str) -> Steps:
+        """Read calls after a marker, one after the other or as a JSON list. If there is none, the text is content."""
+        calls = self._calls
+        while (yield from self._json_call(is_bare=not marker)):
+            pass
+        if self._calls == calls:
+            self._content(marker)
+        elif end := LIST_END.match(self._text):
+            self._take(end.end())
+
+    def _json_call(self, is_bare: bool) -> Generator[None, None, bool]:
+        """Read a call if there is one, and return whether another one may follow without a marker.
+
+        Its arguments are emitted as they arrive if they follow the name. Bare calls must be of known tools.
+        """
+        while not (header := self._header.match(self._text)):
+            before = BEFORE.match(self._text)
+            start = before.end() if before else 0
+            is_json = self._text[start : start + 1] == "{"
+            is_other = start < len(self._text) and not is_json and not self._own_header
+            if is_other or (is_bare and not self._may_be_bare()):
+                return False
+            if self._ended or len(self._text) > MAX_HEADER or re.search("[{}]", self._text[start + is_json :]):
+                return is_json and (yield from self._held_call(start, is_bare))
+            yield
+        name = header[header.lastindex or 0]
+        if is_bare and name not in self._schemas:
+            return False
+        is_json = "{" in self._take(header.end())
+        self._call(name)
+        yield from self._value(0, self._arguments)
+        if is_json:  # read the rest of the call
+            yield from self._value(1, lambda _: None)
+        return is_json
+
+    def _may_be_bare(self) -> bool:
+        """Return whether the text so far may begin a call of a known tool."""
+        if not (member := MEMBER.match(self._text)):
+            return True
+        name, value = member["name"], member["value"]
+        return name in MEMBERS and (name != "name" or value is None or value in self._schemas)
+
+    def _held_call(self, start: int, is_bare: bool) -> Generator[None, None, bool]:
+        """Read a call whose members have another order. Return whether it is one."""
+        pieces = [self._take(start)]
+        yield from self._value(0, pieces.append)
+        call = json_call("".join(pieces[1:]))
+        if call and (call[0] in self._schemas or not is_bare):
+            self._call(*call)
+            return True
+        self._text = "".join(pieces) + self._text
+        return False
+
+    def _value(self, depth: int, emit: Emit) -> Steps:
+        """Read JSON inside of so many brackets up to their end, and emit it. Stop at what is no JSON."""
+        is_string = is_escaped = False
+        while True:
+            for at, char in enumerate(self._text):
+                if is_string:
+                    is_string = is_escaped or char != '"'
+                    is_escaped = char == "\\" and not is_escaped
+                elif char == '"':
+                    is_string = True
+                elif not JSON.match(char):
+                    emit(self._take(at))
+                    return
+                else:
+                    depth += (char in "[{") - (char in "]}")
+                    if depth <= 0:
+                        emit(self._take(at + 1))
+                        return
+            emit(self._take(len(self._text)))
+            if self._ended:
+                return
+            yield
 
 
 @functools.cache
-def first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join({re.escape(marker[0]) for marker in markers}) or "$^")
+def marker_pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what finds a marker, or the beginning of one at the end of a text."""
+    beginnings = {marker[:end] for marker in markers for end in range(1, len(marker))}
+    return re.compile(rf"(?P<marker>{any_of(markers)})|(?:{any_of(beginnings)})\Z")
 
 
-def whole_characters(text: str) -> str:
-    """Replace halves of surrogate pairs, which a model may have written as escapes: UTF-8 has none."""
-    return text.encode(errors="replace").decode()
+def any_of(texts: Iterable[str]) -> str:
+    return "|".join(map(re.escape, texts)) or "(?!)"
 
 
-def unquoted(text: str, quote: str) -> str:
-    """Return the JSON of an object whose strings have other quotes, and whose names may have none."""
-    parts = text.split(quote)
-    parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
-    if len(parts) > 1 or '"' not in text:
-        parts[::2] = [re.sub(r"(?<![\w.-])([\w.-]+)\s*:", r'"\1":', part) for part in parts[::2]]
-    try:
-        return whole_characters(json.dumps(json.loads("".join(parts)), ensure_ascii=False))
-    except (ValueError, RecursionError):
-        raise Malformed from None
-
-
-def paired(pair: str, end: str, text: str, schema: dict[str, Any]) -> str:
-    """Return the JSON of arguments that are pairs, with the types that the schema has.
-
-    The time grows with the text, not with its square: a client can bring a model to write long ones without an end.
-    """
-    found = [match for part in text.split(end)[:-1] if (match := re.search(pair, part, re.DOTALL))]
-    values = {match[1].strip(): match[2].removesuffix("\n") for match in found}
-    types = schema.get("properties")
-    types = types if isinstance(types, dict) else {}
-    written = [f"{json.dumps(name)}: {typed(value, types.get(name))}" for name, value in values.items()]
-    return f"{{{', '.join(written)}}}"
-
-
-def typed(text: str, schema: Any) -> str:
-    """Return the JSON of a value that a model wrote without quotes."""
-    kinds = str(schema.get("type")) if isinstance(schema, dict) else ""
-    if "string" not in kinds or (text == "null" and "null" in kinds):
-        try:
-            json.loads(text)
-            return text
-        except (ValueError, RecursionError):
-            pass
-    return json.dumps(text, ensure_ascii=False)
+@functools.cache
+def header_pattern(header: str) -> re.Pattern[str]:
+    return re.compile(rf"{SEPARATORS}(?:{JSON_HEADER}|{header or '(?!)'})(?={{)")
 
 
 # --- grammars ---------------------------------------------------------------------------------------------------------
