@@ -21,7 +21,7 @@ from gateway.tool_calls import CallDelta
 PlacedPart = tuple[dict[str, Any], str]
 Kind = Literal["reasoning", "text", "call"]
 # How errors about a chat name a message, and a part of its content.
-MESSAGE = re.compile(r"\bmessages\[(\d+)\](?:\.content\[(\d+)\])?")
+MESSAGE = re.compile(r"\bmessages\[\d+\](\.content\[\d+\])?")
 # The objects that only chats have around some fields.
 NESTED = re.compile(r"\.(function|json_schema)\b")
 
@@ -35,17 +35,17 @@ class Conversation:
     def __init__(self, names: Mapping[str, str]) -> None:
         self.messages: list[dict[str, Any]] = []
         self._names = names
-        self._places: list[str] = []  # of the messages in the request
-        self._part_places: list[list[str]] = []
+        self._places: dict[str, str] = {}  # place in the chat -> place in the request
 
     def add(self, role: str, place: str, parts: Sequence[PlacedPart] = (), **fields: Any) -> None:
         """Add a message, or more parts to the last one. Each result of a tool is a message of its own."""
         if role == "tool" or not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": []} | fields)
-            self._places.append(place)
-            self._part_places.append([])
-        self.messages[-1]["content"] += [part for part, _ in parts]
-        self._part_places[-1] += [where for _, where in parts]
+            self._places[f"messages[{len(self.messages) - 1}]"] = place
+        content = self.messages[-1]["content"]
+        for part, where in parts:
+            self._places[f"messages[{len(self.messages) - 1}].content[{len(content)}]"] = where
+            content.append(part)
 
     def add_reasoning(self, text: str, place: str) -> None:
         self.add("assistant", place)
@@ -60,7 +60,7 @@ class Conversation:
         """Return the request of the chat with these fields. A model that reasons streams, which counts the tokens."""
         given = {name: value for name, value in fields.items() if value is not None}
         request = await chat_request(gateway, bodies.convert(given | {"messages": self.messages}, ChatBody))
-        request.streams |= request.system.streams and bool(request.tools and request.tools.reasoning)
+        request.streams |= request.system.streams and bool(request.system.parameter("reasoning"))
         return request
 
     @contextmanager
@@ -75,15 +75,9 @@ class Conversation:
             raise
 
     def _renamed(self, field: str) -> str:
-        field = MESSAGE.sub(self._place, NESTED.sub("", field))
+        # A name that the client made up, such as a tool's, may have no place.
+        field = MESSAGE.sub(lambda match: self._places.get(match[0], match[0]), NESTED.sub("", field))
         return re.sub(rf"\b({'|'.join(self._names)})\b", lambda match: self._names[match[0]], field)
-
-    def _place(self, match: re.Match[str]) -> str:
-        message, part = int(match[1]), match[2]
-        try:
-            return self._places[message] if part is None else self._part_places[message][int(part)]
-        except IndexError:  # a name that the client made up, such as a tool's
-            return match[0]
 
 
 def text_part(text: str, place: str) -> PlacedPart:
@@ -139,17 +133,16 @@ class BlockForm(ABC):
     def answer(self) -> dict[str, Any]:
         """Return the whole answer."""
 
-    @abstractmethod
-    def begin(self) -> Iterator[bytes]:
-        """Yield the events before those of the blocks."""
+    # These yield events: those before the blocks, those of a step, those after the blocks.
 
     @abstractmethod
-    def step(self, step: Step) -> Iterator[bytes]:
-        """Yield the events of a step."""
+    def begin(self) -> Iterator[bytes]: ...
 
     @abstractmethod
-    def finish(self) -> Iterator[bytes]:
-        """Yield the events after those of the blocks."""
+    def step(self, step: Step) -> Iterator[bytes]: ...
+
+    @abstractmethod
+    def finish(self) -> Iterator[bytes]: ...
 
     @abstractmethod
     def failure(self, error: ApiError) -> bytes:

@@ -26,16 +26,9 @@ from gateway.tools_fields import Tool, ToolCall, ToolChoice, ToolUse
 
 # The maximum numbers of tokens that a request may name in its options, and of alternatives to each new token.
 MAX_BIASES, MAX_STOP_IDS, MAX_LOGPROBS = 300, 128, 20
-# OpenAI's number for the logprob of an impossible token: JSON has no infinity.
-MIN_LOGPROB = -9999.0
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-# The fields with the names of the model's options.
-OPTION_FIELDS = (
-    "temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p",
-    "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "skip_special_tokens",
-)  # fmt: skip
 
 
 class StreamOptions(msgspec.Struct):
@@ -68,38 +61,30 @@ class StructuredOutputs(msgspec.Struct, omit_defaults=True, forbid_unknown_field
     def option(self) -> dict[str, Any] | None:
         """Return the option of the model. Raise ApiError if there is not exactly one."""
         forms = {name: form for name, form in msgspec.to_builtins(self).items() if form not in (None, False)}
-        for name in ("json", "structural_tag"):
-            if isinstance(text := forms.get(name), str) and (form := bodies.json_object(text)) is not None:
-                forms[name] = form
-            elif isinstance(text, str):
-                param = f"structured_outputs.{name}"
-                raise ApiError(400, f"'{param}' must be a JSON object.", param, "invalid_value")
         if len(forms) > 1:
             message = f"'structured_outputs' must have one of {' and '.join(map(repr, forms))}."
             raise ApiError(400, message, "structured_outputs", "invalid_value")
-        if "format" not in forms.get("structural_tag", ["format"]):
-            param = "structured_outputs.structural_tag.format"
-            raise ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+        for name in forms.keys() & {"json", "structural_tag"}:
+            form = forms[name] if isinstance(forms[name], dict) else bodies.json_object(forms[name])
+            if form is None or (name == "structural_tag" and "format" not in form):
+                param = f"structured_outputs.{name}"
+                raise ApiError(
+                    400, f"'{param}' must be an object of JSON that describes the text.", param, "invalid_value"
+                )
+            forms[name] = form
         return forms or None
 
 
-class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields that completions and chat share."""
+class Sampling(msgspec.Struct, kw_only=True):
+    """The fields with the names of the model's options. The second half is vLLM's."""
 
-    model: str
-    max_tokens: PositiveInt | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
-    n: PositiveInt | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
-    response_format: ResponseFormat | None = None
-    # These are vLLM's.
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
@@ -107,17 +92,38 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
     skip_special_tokens: bool | None = None
+
+
+class GenerationBody(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """The fields that completions and chat share."""
+
+    model: str
+    max_tokens: PositiveInt | None = None
+    n: PositiveInt | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
     def options(self) -> dict[str, Any]:
         """Return the options of the model. Raise ApiError for fields that exclude each other."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "'stream_options' requires 'stream': true.", "stream_options")
-        options = {name: value for name in OPTION_FIELDS if (value := getattr(self, name)) is not None}
-        options["max_new_tokens"] = self.max_tokens
-        if (structure := self.structure()) is not None:
-            options["structured_outputs"] = structure
-        return options
+        options = {name: getattr(self, name) for name in Sampling.__struct_fields__}
+        return options | {"max_new_tokens": self.max_tokens, "structured_outputs": self.structure()}
+
+    def request(self, **fields: Any) -> GenerationRequest:
+        fields |= {"model": self.model, "streams": bool(self.stream), "n": self.n or 1, "fields": self.names()}
+        return GenerationRequest(**fields)
+
+    def names(self) -> dict[str, str]:
+        """Return the fields that have other names than the model's options."""
+        names = dict(FIELDS)
+        if self.response_format is not None:
+            names["structured_outputs"] = "response_format"
+        elif self.structured_outputs is None:
+            names["structured_outputs"] = "tools"
+        return names
 
     def structure(self) -> dict[str, Any] | None:
         wanted = self.response_format
@@ -185,23 +191,29 @@ class ChatBody(GenerationBody, kw_only=True):
 
     def options(self) -> dict[str, Any]:
         options = super().options()
-        if self.max_completion_tokens is not None:
-            options["max_new_tokens"] = self.max_completion_tokens
+        options["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
+        options["chat_template_kwargs"] = self.template_kwargs()
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         elif self.top_logprobs:
             raise ApiError(400, "'top_logprobs' requires 'logprobs': true.", "top_logprobs", "invalid_value")
-        if self.reasoning_effort is not None or self.chat_template_kwargs is not None:
-            options["chat_template_kwargs"] = self.template_kwargs()
         return options
 
-    def template_kwargs(self) -> dict[str, Any]:
+    def template_kwargs(self) -> dict[str, Any] | None:
         effort: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            # A template reads one of the two names, or none.
-            thinks = self.reasoning_effort != "none"
-            effort = {"enable_thinking": thinks} | ({"reasoning_effort": self.reasoning_effort} if thinks else {})
-        return effort | (self.chat_template_kwargs or {})
+        if self.reasoning_effort == "none":
+            effort = {"enable_thinking": False}
+        elif self.reasoning_effort is not None:  # a template reads one of the two names, or none
+            effort = {"enable_thinking": True, "reasoning_effort": self.reasoning_effort}
+        return effort | (self.chat_template_kwargs or {}) or None
+
+    def names(self) -> dict[str, str]:
+        names = super().names()
+        if self.top_logprobs:
+            names["logprobs"] = "top_logprobs"
+        if self.reasoning_effort is not None and not self.chat_template_kwargs:
+            names["chat_template_kwargs"] = "reasoning_effort"
+        return names
 
 
 async def completions(request: Request) -> Response:
@@ -212,17 +224,7 @@ async def completions(request: Request) -> Response:
     options = body.options()
     system = await find(gateway.served, body.model, "text_input", bool(body.stream))
     check_ids(system, prompts, "prompt")
-    generation = GenerationRequest(
-        model=body.model,
-        system=system,
-        source="text_input",
-        rows=prompts,
-        options=options,
-        streams=bool(body.stream),
-        n=body.n or 1,
-        echo=bool(body.echo),
-        fields=field_names(body),
-    )
+    generation = body.request(system=system, source="text_input", rows=prompts, options=options, echo=bool(body.echo))
     return await respond(request, generation, CompletionsForm(body), generation.streams)
 
 
@@ -234,36 +236,16 @@ async def chat(request: Request) -> Response:
 async def chat_request(gateway: Gateway, body: ChatBody) -> GenerationRequest:
     options = body.options()
     system = await find(gateway.served, body.model, "messages", bool(body.stream))
-    kwargs = options.get("chat_template_kwargs")
-    tools = ToolUse(system, body.tools, body.tool_choice, body.parallel_tool_calls, kwargs)
-    options |= tools.options(options.pop("structured_outputs", None))
-    return GenerationRequest(
-        model=body.model,
+    tools = ToolUse(system, body.tools, body.tool_choice, body.parallel_tool_calls, options["chat_template_kwargs"])
+    options |= tools.options(options["structured_outputs"])
+    return body.request(
         system=system,
         source="messages",
         rows=[conversation(body.messages, tools)],
         options=options,
-        streams=bool(body.stream),
-        n=body.n or 1,
         images=images_of(body.messages),
-        tools=tools,
-        fields=field_names(body),
+        new_parser=tools.parser,
     )
-
-
-def field_names(body: GenerationBody) -> dict[str, str]:
-    """Return the fields of the request that have other names than the model's options."""
-    names = dict(FIELDS)
-    if body.response_format is not None:
-        names["structured_outputs"] = "response_format"
-    elif body.structured_outputs is None:
-        names["structured_outputs"] = "tools"
-    if isinstance(body, ChatBody):
-        if body.top_logprobs:
-            names["logprobs"] = "top_logprobs"
-        if body.reasoning_effort is not None and not body.chat_template_kwargs:
-            names["chat_template_kwargs"] = "reasoning_effort"
-    return names
 
 
 def conversation(messages: Sequence[Message], tools: ToolUse) -> str:
@@ -383,8 +365,8 @@ class CompletionsForm(Form):
         self.offsets[chunk.choice] = offset
         return {
             "tokens": [token.token for token in chunk.logprobs],
-            "token_logprobs": [finite(token) for token in chunk.logprobs],
-            "top_logprobs": [{top.token: finite(top) for top in (token, *token.top)} for token in chunk.logprobs],
+            "token_logprobs": [token.logprob for token in chunk.logprobs],
+            "top_logprobs": [{top.token: top.logprob for top in (token, *token.top)} for token in chunk.logprobs],
             "text_offset": offsets,
         }
 
@@ -448,11 +430,7 @@ def chat_logprobs(chunk: Chunk) -> dict[str, Any] | None:
 
 
 def chat_token(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.token, "logprob": finite(token), "bytes": list(token.token.encode())}
-
-
-def finite(token: TokenLogprob) -> float:
-    return max(token.logprob, MIN_LOGPROB)
+    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.token.encode())}
 
 
 def usage(counts: TokenCounts) -> dict[str, Any] | None:

@@ -76,10 +76,6 @@ class ToolResult(msgspec.Struct, tag_field="type", tag="tool_result"):
     is_error: bool = False
 
 
-# The blocks that only messages of one role have.
-ROLES: dict[type, str] = {Thinking: "assistant", ToolUse: "assistant", ToolResult: "user"}
-
-
 class Message(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[Text | Image | Thinking | ToolUse | ToolResult]
@@ -153,7 +149,6 @@ async def count_tokens(request: Request) -> Response:
 
 
 def conversation(body: CountBody) -> Conversation:
-    """Return the messages. Raise ApiError for a block that messages of its role do not have."""
     chat = Conversation(NAMES)
     if body.system:
         chat.add("system", "system", parts(body.system, "system"))
@@ -168,9 +163,6 @@ def conversation(body: CountBody) -> Conversation:
 
 
 def add_block(chat: Conversation, role: str, block: Any, place: str) -> None:
-    if ROLES.get(type(block), role) != role:
-        message = f"'{place}' is of a type that messages of role '{role}' do not have."
-        raise ApiError(400, message, place, "invalid_value")
     if isinstance(block, ToolUse):
         chat.add_call(block.id, block.name, msgspec.json.encode(block.input).decode(), place)
     elif isinstance(block, ToolResult):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -24,35 +26,15 @@ from gateway.image_urls import Image, image_tensors, placed
 from gateway.inference import Outputs
 from gateway.served_systems import Served, System
 from gateway.tool_calls import AnswerParser, CallDelta, Delta
-from gateway.tools_fields import ToolUse
 from triton_transformers.tensors import Row, Tensor
 
-# Option that is an input of the model -> its type, and the value that a model without the option has: it takes the most
-# probable token.
-OPTIONS: dict[str, tuple[str, float | None]] = {
-    "max_new_tokens": ("INT32", None),
-    "temperature": ("FP32", 0),
-    "top_p": ("FP32", 1),
-    "seed": ("INT64", None),
-    "stop": ("BYTES", None),
-}
-# Option of the model's input `sampling_parameters`, one JSON object -> its values that change nothing.
-SAMPLING: dict[str, tuple[Any, ...]] = {
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "logprobs": (),
-    "ignore_eos": (False,),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "skip_special_tokens": (True,),
-    "chat_template_kwargs": ({},),
-    "tools": ([],),
-    "structured_outputs": (),
-}
+# The options that are inputs of the model -> their types. The others go into `sampling_parameters`, one JSON object.
+OPTIONS = {"max_new_tokens": "INT32", "temperature": "FP32", "top_p": "FP32", "seed": "INT64", "stop": "BYTES"}
+# The values of options that change nothing, so that models without the option take them, where they are not NOTHING.
+NOTHING: tuple[Any, ...] = (None, 0, [], {})
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,), "top_k": (0, -1), "repetition_penalty": (1,), "skip_special_tokens": (True,), "logprobs": (),
+}  # fmt: skip
 SAMPLING_PARAMETERS = "sampling_parameters"
 # Option or input of the model -> field of a request to OpenAI's API, where the names differ.
 FIELDS = {"max_new_tokens": "max_tokens", "text_input": "prompt"}
@@ -67,6 +49,7 @@ MAX_SEED = 2**63 - 1
 # Texts of one request that run at once, more than engines batch by default. All 2,048 would fill the engine's queue, so
 # that it refuses other clients, and gRPC fails with as many streams.
 AT_ONCE = 64
+PLAIN = partial(AnswerParser, "", "")  # without tools and reasoning
 Item = TypeVar("Item")
 
 
@@ -77,14 +60,14 @@ class GenerationRequest:
     system: System  # as `find` returned it
     source: Literal["text_input", "messages"]  # the model's input with the rows
     rows: Sequence[Row]
-    options: Mapping[str, Any]  # of OPTIONS and SAMPLING; None: not set
+    options: Mapping[str, Any]  # with the names that the model has; None: not set
     fields: Mapping[str, str]  # option or input of the model -> field of the request, where the names differ
     model: str  # as the client named it
     streams: bool = False
     n: int = 1  # choices for each row
     echo: bool = False
     images: Sequence[Image] = ()  # of all messages, in their order
-    tools: ToolUse | None = None  # reads the answers to a chat
+    new_parser: Callable[[], AnswerParser] = PLAIN  # reads one answer
 
 
 class TokenLogprob(msgspec.Struct, omit_defaults=True):
@@ -96,8 +79,6 @@ class TokenLogprob(msgspec.Struct, omit_defaults=True):
     top: list[TokenLogprob] = []
 
 
-# A generated text, or a piece of it, and its reason, with the other fields of a Chunk.
-Piece = tuple[str, str | None, int | None, int | None, int | None, list[TokenLogprob] | None, str | None]
 LOGPROBS_DECODER = msgspec.json.Decoder(list[TokenLogprob])
 
 
@@ -123,13 +104,11 @@ class Chunk(NamedTuple):
 
     @property
     def calls(self) -> list[CallDelta]:
-        """Return each call with all its arguments."""
-        calls: dict[int, CallDelta] = {}
-        for call in (delta.call for delta in self.deltas if delta.call):
-            first = calls.setdefault(call.index, call)
-            if first is not call:
-                calls[call.index] = CallDelta(call.index, first.id, first.name, first.arguments + call.arguments)
-        return list(calls.values())
+        return [delta.call for delta in self.deltas if delta.call]
+
+
+# A row of a response: its text, and the rest of its chunk.
+Piece = tuple[str, Chunk]
 
 
 class TokenCounts:
@@ -191,9 +170,7 @@ async def find(served: Served, model: str, source: str, streams: bool) -> System
         advice = " Use /v1/completions." if source == "messages" else ""
         message = f"The model '{model}' has no input '{source}', which this endpoint needs.{advice}"
         raise ApiError(400, message, "model")
-    if system.engine:
-        return await served.stream_of(system) or system
-    if not streams:
+    if not (streams or system.engine):
         if system.streams and "stream" not in system.inputs:
             raise ApiError(400, f"The model '{model}' only streams: send 'stream': true.", "stream")
         return system
@@ -220,36 +197,15 @@ async def generate(gateway: Gateway, request: GenerationRequest) -> AsyncGenerat
     answers = [
         _pieces(gateway, request, [prompts[first], *tensors, *_seed_tensor(request, number)]) for first, number in parts
     ]
-    choices: dict[int, Choice] = {}
+    parsers: defaultdict[int, AnswerParser] = defaultdict(request.new_parser)
     async with aclosing(side_by_side(answers)) as arrivals:
         async for part, pieces in arrivals:
             first, number = parts[part]
-            for row, piece in enumerate(pieces, first):
-                index = row * n + number
-                if (choice := choices.get(index)) is None:
-                    choice = choices[index] = Choice(index, request)
-                yield choice.chunk(piece)
-
-
-class Choice:
-    """Makes the chunks of one choice."""
-
-    def __init__(self, index: int, request: GenerationRequest) -> None:
-        self.index = index
-        self.streams = request.streams
-        self.parser: AnswerParser | None = request.tools.parser() if request.tools else None
-        self.calls = False
-
-    def chunk(self, piece: Piece) -> Chunk:
-        text, reason, *_ = piece
-        if self.parser is None:
-            deltas = [Delta(text)] if text else []
-        else:
-            deltas = self.parser.feed(text, is_last=bool(reason) or not self.streams)
-            self.calls = self.calls or any(delta.call for delta in deltas)
-            if self.calls and reason == "stop":
-                reason = "tool_calls"
-        return Chunk(self.index, deltas, reason, *piece[2:])
+            for row, (text, chunk) in enumerate(pieces, first):
+                parser, reason = parsers[index := row * n + number], chunk.finish_reason
+                deltas = parser.feed(text, is_last=bool(reason) or not request.streams)
+                reason = "tool_calls" if parser.calls and reason == "stop" else reason
+                yield chunk._replace(choice=index, deltas=deltas, finish_reason=reason)
 
 
 def _seed_tensor(request: GenerationRequest, number: int) -> list[Tensor]:
@@ -260,46 +216,34 @@ def _seed_tensor(request: GenerationRequest, number: int) -> list[Tensor]:
 
 def option_tensors(request: GenerationRequest) -> list[Tensor]:
     """Return the options as tensors, without the seed. Raise ApiError for one that the model does not have."""
-    system, options = request.system, request.options
-    tensors = []
-    for name, (datatype, default) in OPTIONS.items():
-        value = options.get(name)
-        if name not in system.inputs:
-            if value not in (None, default):
+    inputs, tensors = request.system.inputs, []
+    adapter = request.model.partition(":")[2]
+    sampling: dict[str, Any] = {"lora_name": adapter} if adapter else {}
+    default: dict[str, Any] = {"temperature": 1.0} if "temperature" in inputs else {}  # OpenAI's
+    for name, value in {**default, **request.options}.items():
+        value = default.get(name) if value is None else value
+        if (name if name in OPTIONS else SAMPLING_PARAMETERS) not in inputs:
+            if value is not None and value not in NEUTRAL.get(name, NOTHING):
                 raise unsupported(request, name)
-        elif name == "stop" and value:
+        elif value is None or name == "seed" or value == []:
+            continue
+        elif name == "stop":
             tensors.append(Tensor.from_texts(name, [value] if isinstance(value, str) else value))
-        elif name == "temperature":
-            tensors.append(Tensor.from_values(name, datatype, [1.0 if value is None else value]))  # as OpenAI's default
-        elif name not in ("seed", "stop") and value is not None:
-            tensors.append(Tensor.from_values(name, datatype, [value]))
-    if sampling := dict(_sampling(request)):
+        elif name in OPTIONS:
+            tensors.append(Tensor.from_values(name, OPTIONS[name], [value]))
+        else:
+            sampling[name] = value
+    if sampling:
         try:
-            encoded = ENCODER.encode(sampling).decode()
+            tensors.append(Tensor.from_texts(SAMPLING_PARAMETERS, [ENCODER.encode(sampling)]))
         except RecursionError:  # the depth at which the body could just be read
             raise ApiError(400, "The body is nested too deeply.") from None
-        tensors.append(Tensor.from_texts(SAMPLING_PARAMETERS, [encoded]))
     flags = {"exclude_input_in_output": not request.echo, "stream": request.streams}
     return tensors + [
         Tensor.from_values(name, "BOOL", [value])
         for name, value in flags.items()
-        if name in system.inputs and (name != "stream" or system.streams)
+        if name in inputs and (name != "stream" or request.system.streams)
     ]
-
-
-def _sampling(request: GenerationRequest) -> Iterator[tuple[str, Any]]:
-    """Yield the options that change something, which a value does too if the model's configuration has another."""
-    system = request.system
-    if adapter := request.model.partition(":")[2]:
-        yield "lora_name", adapter
-    for name, value in request.options.items():
-        if name in OPTIONS or value is None:
-            continue
-        if value in SAMPLING[name] and name not in system.config.parameters:
-            continue
-        if SAMPLING_PARAMETERS not in system.inputs:
-            raise unsupported(request, name)
-        yield name, value
 
 
 def unsupported(request: GenerationRequest, option: str) -> ApiError:
@@ -312,20 +256,17 @@ async def _pieces(
     gateway: Gateway, request: GenerationRequest, tensors: Sequence[Tensor]
 ) -> AsyncGenerator[list[Piece], None]:
     """Yield each response of the model as its texts. Raise ApiError that names a field of the request."""
-    wanted = [TEXT, REASON, *COUNTS]
-    if request.options.get(LOGPROBS) is not None:
-        wanted.append(LOGPROBS)
-    if request.options.get("stop"):
-        wanted.append(STOP)
-    names = [name for name in wanted if name in request.system.outputs]
+    unneeded = {LOGPROBS: request.options.get(LOGPROBS) is None, STOP: not request.options.get("stop")}
+    wanted = (TEXT, REASON, *COUNTS, LOGPROBS, STOP)
+    names = [name for name in wanted if name in request.system.outputs and not unneeded.get(name)]
     prompt_tokens = new_tokens = 0
     try:
         async with aclosing(gateway.responses(request.system, tensors, names)) as responses:
             async for outputs in responses:
                 if TEXT in outputs:  # the last response of a stream may be empty
                     pieces = read(outputs)
-                    prompt_tokens = sum([prompt or 0 for _, _, prompt, *_ in pieces])
-                    new_tokens += sum([new or 0 for _, _, _, new, *_ in pieces])
+                    prompt_tokens = sum([chunk.prompt_tokens or 0 for _, chunk in pieces])
+                    new_tokens += sum([chunk.new_tokens or 0 for _, chunk in pieces])
                     yield pieces
     except ApiError as error:
         if NO_ADAPTER in error.message:  # it was removed after the gateway had read the list
@@ -343,7 +284,8 @@ def read(outputs: Outputs) -> list[Piece]:
     )
     counts = (outputs[name].array().ravel().tolist() if name in outputs else unknown for name in COUNTS)
     logprobs = [*map(LOGPROBS_DECODER.decode, outputs[LOGPROBS].texts())] if LOGPROBS in outputs else unknown
-    return list(zip(texts, reasons, *counts, logprobs, stops, strict=True))
+    columns = zip(reasons, *counts, logprobs, stops, strict=True)
+    return [(text, Chunk(0, (), *fields)) for text, fields in zip(texts, columns, strict=True)]
 
 
 def renamed(error: ApiError, fields: Mapping[str, str]) -> ApiError:

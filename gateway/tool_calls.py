@@ -217,7 +217,7 @@ class AnswerParser:
         self._deltas: list[Delta] = []
         self._text, self._ended = "", False  # what was not read yet, and whether it is all
         self._space = ""  # becomes content only if content follows
-        self._calls = 0
+        self.calls = 0  # so far
         # The reader drops spaces after a reasoning or a call, and markers that end calls only after a call.
         self._trims = self._after_call = False
         self._steps = self._answer() if reasoning or self._schemas else None
@@ -256,13 +256,13 @@ class AnswerParser:
 
     def _arguments(self, text: str) -> None:
         if text:
-            self._add(Delta(call=CallDelta(self._calls - 1, "", "", text)))
+            self._add(Delta(call=CallDelta(self.calls - 1, "", "", text)))
 
     def _call(self, name: str, arguments: str = "") -> None:
         self._space = ""
         self._trims = self._after_call = True
-        self._add(Delta(call=CallDelta(self._calls, f"call_{uuid.uuid4().hex[:24]}", name, arguments)))
-        self._calls += 1
+        self._add(Delta(call=CallDelta(self.calls, f"call_{uuid.uuid4().hex[:24]}", name, arguments)))
+        self.calls += 1
 
     # The reader.
 
@@ -355,10 +355,10 @@ class AnswerParser:
 
     def _json_calls(self, marker: str) -> Steps:
         """Read calls after a marker, one after the other or as a JSON list. If there is none, the text is content."""
-        calls = self._calls
+        count = self.calls
         while (yield from self._json_call(is_bare=not marker)):
             pass
-        if self._calls == calls:
+        if self.calls == count:
             self._content(marker)
         elif end := LIST_END.match(self._text):
             self._take(end.end())
@@ -483,7 +483,7 @@ def calls_format(
     named = choice["function"]["name"] if isinstance(choice, dict) else ""
     functions = [tool["function"] for tool in tools if not named or tool["function"]["name"] == named]
     tags = [
-        tag(form.before % own["name"], schema_format({"type": "object"} | (own.get("parameters") or EMPTY)), form.after)
+        tag(form.before % own["name"], schema_format((own.get("parameters") or EMPTY) | {"type": "object"}), form.after)
         for own in functions
     ]
     if named or not parallel or not form.last:

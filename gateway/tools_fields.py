@@ -86,7 +86,7 @@ class ToolUse:
         self.thinks = False not in [(template_kwargs or {}).get(name) for name in THINKING]
         if self.reasoning == "think_opened" and not self.thinks:
             self.reasoning = "think"
-        check_tools(tools or [], choice)
+        check_choice(tools or [], choice)
         if choice != "none":
             self.tools = msgspec.to_builtins(tools or [])
         if self.tools and not self.family and self.choice == "auto":
@@ -149,16 +149,8 @@ class ToolUse:
         return id if is_short else hashlib.sha256(id.encode()).hexdigest()[:9]
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    names: set[str] = set()  # a body of 4 MB has some 80,000
-    for number, tool in enumerate(tools):
-        place, name = f"tools[{number}].function", tool.function.name
-        if name in names:
-            raise ApiError(400, f"'{place}.name' must be unique: '{name}' is there twice.", f"{place}.name")
-        names.add(name)
-        if (tool.function.parameters or {}).get("type", "object") != "object":
-            raise ApiError(400, f"'{place}.parameters' must be the JSON schema of an object.", f"{place}.parameters")
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
+def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    if isinstance(choice, NamedTool) and choice.function.name not in [tool.function.name for tool in tools]:
         message = f"'tool_choice' names '{shown(choice.function.name)}', which is not in 'tools'."
         raise ApiError(400, message, "tool_choice")
     if choice == "required" and not tools:

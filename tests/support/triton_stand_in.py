@@ -419,7 +419,7 @@ def generator(
     def logprobs(text: str) -> str:
         """Return the probabilities of each piece, all alike, with one alternative."""
         tokens = [piece for piece in pieces if piece in text]
-        top = [{"id": 7, "token": "x", "logprob": -1e300}]
+        top = [{"id": 7, "token": "x", "logprob": -9999.0}]
         return json.dumps([{"id": 5, "token": token, "logprob": -0.5, "top": top} for token in tokens])
 
     def response(texts: list[str], reasons: list[str], prompts: list[str], new_tokens: list[int]) -> list[Tensor]:

@@ -622,7 +622,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [text("text", "a"), ORPHAN]}]},
         "messages[0].content[1].tool_use_id",
     ),
-    (MESSAGES, {"messages": [{"role": "assistant", "content": [ORPHAN]}, USER]}, "messages[0].content[0]"),
     (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     (MESSAGES, {"tools": [{"input_schema": SCHEMA}]}, "tools[0].name"),
     (MESSAGES, {"tools": MESSAGES_TOOLS[:1], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),

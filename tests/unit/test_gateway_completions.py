@@ -255,8 +255,8 @@ def test_requests_of_a_front_go_to_its_engine(gateway, received) -> None:
     [
         (COMPLETIONS, SAMPLING, SAMPLING),
         (CHAT, SAMPLING, SAMPLING),
-        (COMPLETIONS, NEUTRAL, None),
-        (COMPLETIONS, NEUTRAL | {"top_k": 0, "min_p": 0.5}, {"min_p": 0.5}),
+        (COMPLETIONS, {"top_p": 0.5}, None),
+        (COMPLETIONS, {"top_k": -1, "min_p": 0.5}, {"top_k": -1, "min_p": 0.5}),
         (CHAT, {"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
         (CHAT, {"chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}, THINK),
         (CHAT, {"reasoning_effort": "none", "chat_template_kwargs": {}}, NO_THOUGHT),
@@ -615,7 +615,7 @@ WRONG_FORMS = {
     "structured_outputs": {"regex": "a", "grammar": "b"},
     "structured_outputs.json": {"json": "{"},
     "structured_outputs.choice": {"choice": []},
-    "structured_outputs.structural_tag.format": {"structural_tag": {"triggers": []}},
+    "structured_outputs.structural_tag": {"structural_tag": {"triggers": []}},
 }
 WRONG = {
     "n": 9,

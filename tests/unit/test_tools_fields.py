@@ -43,9 +43,6 @@ def named(name):
 @pytest.mark.parametrize(
     ("options", "param", "words"),
     [
-        ({"tools": [TOOLS[1], TOOLS[1]]}, "tools[1].function.name", "'now' is there twice"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
-         "tools[0].function.parameters", "schema of an object"),
         ({"choice": named("then")}, "tool_choice", "'then', which is not in 'tools'"),
         ({"choice": "required", "tools": []}, "tool_choice", "needs 'tools'"),
         ({"served": system("")}, "tools", "has no form of tool calls"),
