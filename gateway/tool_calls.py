@@ -36,6 +36,9 @@ class Delta(NamedTuple):
 # --- calls that are read as a whole -----------------------------------------------------------------------------------
 
 
+MEMBERS = ("name", "arguments", "parameters", "function", "id", "type", "index")
+
+
 def json_call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments of a call that is a JSON object; None if the text is none."""
     try:
@@ -46,7 +49,7 @@ def json_call(text: str) -> tuple[str, str] | None:
         arguments = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         return None
-    is_call = isinstance(name, str) and isinstance(arguments, dict)
+    is_call = call.keys() <= {*MEMBERS} and isinstance(name, str) and isinstance(arguments, dict)
     return (whole_characters(name), whole_characters(json.dumps(arguments, ensure_ascii=False))) if is_call else None
 
 
@@ -181,14 +184,18 @@ def keeps_special_tokens(family: str, reasoning: str, tools: Sequence[Any]) -> b
 
 # --- reading an answer ------------------------------------------------------------------------------------------------
 
-# A call up to its arguments, if it is JSON with the members in the order in which templates ask for them.
-JSON_HEADER = rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+# A call up to its arguments, if it is JSON with its members in the order in which templates ask for them.
+JSON_HEADER = (
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function": \{\s*)?'
+    rf'"name"\s*:\s*"{NAME}"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+)
+# A bracket after the first one: a header that does not end before it is none.
+BRACKET = re.compile(r'(?<!"function": )[{}]')
 SEPARATORS = r"[\s,;\[]*"  # before and between calls
 BEFORE = re.compile(SEPARATORS)
 LIST_END = re.compile(r"\s*\]?")
 # The first member of an object, and its value if it is a string.
 MEMBER = re.compile(SEPARATORS + r'\{\s*(?:"(?P<name>[^"]*)"\s*:\s*(?:"(?P<value>[^"]*)")?|[^"\s])')
-MEMBERS = ("name", "arguments", "parameters", "function", "id", "type", "index")
 # The maximum number of characters between the beginning of a call and its arguments.
 MAX_HEADER = 300
 # Outside of its strings, JSON has no other characters.
@@ -375,18 +382,18 @@ class AnswerParser:
             is_other = start < len(self._text) and not is_json and not self._own_header
             if is_other or (is_bare and not self._may_be_bare()):
                 return False
-            if self._ended or len(self._text) > MAX_HEADER or re.search("[{}]", self._text[start + is_json :]):
+            if self._ended or len(self._text) > MAX_HEADER or BRACKET.search(self._text, start + is_json):
                 return is_json and (yield from self._held_call(start, is_bare))
             yield
         name = header[header.lastindex or 0]
         if is_bare and name not in self._schemas:
             return False
-        is_json = "{" in self._take(header.end())
+        depth = self._take(header.end()).count("{")
         self._call(name)
         yield from self._value(0, self._arguments)
-        if is_json:  # read the rest of the call
-            yield from self._value(1, lambda _: None)
-        return is_json
+        if depth:  # read the rest of the call
+            yield from self._value(depth, lambda _: None)
+        return bool(depth)
 
     def _may_be_bare(self) -> bool:
         """Return whether the text so far may begin a call of a known tool."""

@@ -80,6 +80,7 @@ XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\
          '{"name": "now", "parameters": {}}<|eom_id|>', "", [CALL, NOW]),
         ("llama3", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),
         ("llama3", '{"city": "Rome"}', '{"city": "Rome"}', []),
+        ("llama3", '{"name": "now", "city": "Rome"}', '{"name": "now", "city": "Rome"}', []),
         ("llama3", 'So {"name": "now", "parameters": {}}', 'So {"name": "now", "parameters": {}}', []),
         ("mistral", f"[TOOL_CALLS] {BOTH}", "", [CALL, NOW]),
         ("mistral", f"Yes[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{{}}</s>",
@@ -88,6 +89,8 @@ XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\
         ("phi", f"<|tool_call|>[{WEATHER}]<|/tool_call|>", "", [CALL]),
         ("phi", f"functools[{WEATHER}]", "", [CALL]),
         ("phi", f'<|tool_call|>[{{"type": "function", "function": {WEATHER}}}]', "", [CALL]),
+        ("phi", '<|tool_call|>[{"type": "function", "function": {"name": "now", "arguments": {"a', "",
+         [("now", '{"a')]),
         ("phi", "functools is a module", "functools is a module", []),
         ("granite", f"<|tool_call|>[{WEATHER}]", "", [CALL]),
         ("qwen3_coder", f"<tool_call>\n<function=weather>\n{XML}</function>\n</tool_call>\n"
