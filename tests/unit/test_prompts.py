@@ -30,7 +30,8 @@ def read(prompts):
     """Return a function that reads a request whose model has the names of falcon7b."""
 
     def read(outputs: list[str] = ALL_OUTPUTS, parameters: dict | None = None, **inputs: object):
-        return prompts.read_request(InferenceRequest(outputs, parameters, **inputs), "prompt", "text")
+        request = InferenceRequest(outputs, parameters, **inputs)
+        return prompts.read_request(request, prompts.parameters(request), "prompt", "text")
 
     return read
 

@@ -32,7 +32,6 @@ from shared.parameters import flag_parameter, int_parameter, parameter, usable_c
 from shared.prompts import (
     ERROR_STATUS,
     NUMBERS,
-    ONE_ANSWER,
     RULES,
     Piece,
     PromptRequest,
@@ -43,7 +42,7 @@ from shared.prompts import (
     read_request,
 )
 from shared.row_adapters import check_adapter
-from shared.structure import Structure, Structures, check_no_grammar
+from shared.structure import Structure, Structures
 from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
 from shared.types import BadRequest, Busy, Cancelled, ConfigError, InstanceArgs, ModelConfig
 
@@ -82,7 +81,6 @@ class TextGeneration(Backend):
         self.defaults = default_options(config)
         self.max_batch = int_parameter(config, "max_batch", self.default_max_batch)
         self.max_waiting = int_parameter(config, "max_waiting", 1000)
-        self.takes_grammars = flag_parameter(config, "client_grammars", False)
         if self.max_batch < 1 or self.max_waiting < 1:
             raise ConfigError("parameters 'max_batch' and 'max_waiting' must be at least 1")
         self.waiting: queue.Queue[Row[Job] | None] = queue.Queue()
@@ -94,7 +92,10 @@ class TextGeneration(Backend):
         self.image_room = threading.Semaphore(2 * self.max_batch)
         self.model = self.load_model(config, args)
         self.structures = Structures(
-            lambda: self.model.token_bytes(), sorted(self.model.end_tokens), lambda own: self.prepare_structure(own)
+            lambda: self.model.token_bytes(),
+            sorted(self.model.end_tokens),
+            flag_parameter(config, "client_grammars", False),
+            lambda own: self.prepare_structure(own),
         )
 
     @abstractmethod
@@ -128,11 +129,10 @@ class TextGeneration(Backend):
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            shows_status = False
+            sent: dict[str, Any] = {}
             try:
-                wishes = parameters(request)
-                shows_status = bool(wishes.get(ERROR_STATUS))
-                read = read_request(request, *self.names, self.rules)
+                sent = parameters(request)
+                read = read_request(request, sent, *self.names, self.rules)
                 if id := read.options.get("cancel"):
                     self.cancel(id)
                     serving.send_last(sender, read.response([Piece("", "", 0, 0)] * math.prod(read.shape)))
@@ -142,9 +142,9 @@ class TextGeneration(Backend):
                     continue
                 check_available(read, self.engine_name)
             except Exception as error:
-                serving.send_last(sender, serving.error_response(error, shows_status))
+                serving.send_last(sender, serving.error_response(error, bool(sent.get(ERROR_STATUS))))
                 continue
-            accept = partial(self.accept, read, sender, request.request_id(), wishes)
+            accept = partial(self.accept, read, sender, request.request_id())
             if read.images:  # preparing them takes long, and other requests wait for this thread
                 self.image_workers.submit(self.accept_images, accept)
             else:
@@ -160,48 +160,39 @@ class TextGeneration(Backend):
         read: PromptRequest,
         sender: pb_utils.InferenceResponseSender,
         id: str,
-        wishes: Mapping[str, Any],
         on_finish: Callable[[], object] | None = None,
     ) -> None:
         """Queue the prompts of a request, or answer it with the error."""
-        shows_status, one_answer = bool(wishes.get(ERROR_STATUS)), bool(wishes.get(ONE_ANSWER))
         try:
-            job = self.prepare(read, sender, one_answer)
+            job = self.prepare(read, sender)
+            job.on_finish = on_finish
             structure = read.options.get("structured_outputs")
-            if structure and not self.takes_grammars:
-                check_no_grammar(structure)
             compiled = self.structures.compile(structure) if structure else None
-            job.on_finish, job.shows_status = on_finish, shows_status
-            if one_answer:
+            if read.answer_key:
                 # docs/triton-faults.md#calls-that-wait
                 sender.send(pb_utils.InferenceResponse([]))
-                job.hides_errors = True
         except Exception as error:
-            serving.send_last(sender, serving.error_response(error, shows_status))
+            serving.send_last(sender, serving.error_response(error, read.shows_status))
             if on_finish:
                 on_finish()
             return
-        for key in filter(None, (id, str(wishes.get(ONE_ANSWER, "")))):
+        for key in filter(None, (id, read.answer_key)):
             self.cancellable[key] = job
         if compiled:
-            compiled.add_done_callback(partial(self.queue_structured, job))
+            compiled.add_done_callback(partial(self.queue, job))
         else:
             self.queue(job)
 
-    def queue(self, job: Job) -> None:
-        for row in job.rows:
-            self.waiting.put(row)
-
-    def queue_structured(self, job: Job, compiled: Future[Structure]) -> None:
-        """Queue a job whose structure is compiled, or fail it with the reason."""
+    def queue(self, job: Job, compiled: Future[Structure] | None = None) -> None:
+        """Queue a job, with its structure if it has one. Fail the job if that could not be compiled."""
         try:
-            structure = compiled.result()
+            structure = compiled.result() if compiled else None
         except Exception as error:
             job.fail(error)
             return
         for row in job.rows:
             row.options = dataclasses.replace(row.options, structured_outputs=structure)
-        self.queue(job)
+            self.waiting.put(row)
 
     def prepare_structure(self, structure: Structure) -> None:
         """Do what the engine needs before it takes a structure; another thread generates meanwhile."""
@@ -211,8 +202,8 @@ class TextGeneration(Backend):
         if job := self.cancellable.get(id):
             job.end_requested = True
 
-    def prepare(self, read: PromptRequest, sender: pb_utils.InferenceResponseSender, one_answer: bool) -> Job:
-        can_stream = self.streams and not one_answer
+    def prepare(self, read: PromptRequest, sender: pb_utils.InferenceResponseSender) -> Job:
+        can_stream = self.streams and not read.answer_key
         streams = read.options.get("stream", can_stream)
         if streams and not can_stream:
             raise BadRequest("option 'stream' is true, but this model answers once: send it to <this model>_stream")
@@ -351,8 +342,6 @@ class Job:
         self.rows: list[Row[Job]] = []
         # Characters of the texts, new tokens, and their logprobs.
         self.sent = self.sent_tokens = self.sent_logprobs = 0
-        self.shows_status = False  # an error's message begins with its status
-        self.hides_errors = False  # an error is an output: docs/triton-faults.md#errors-of-called-models
         self.on_finish: Callable[[], object] | None = None
         self.finished = False  # the last response is sent
         self.end_requested = False
@@ -401,11 +390,11 @@ class Job:
     def fail(self, error: Exception) -> None:
         if self.finished:
             return
-        if self.hides_errors:
+        if self.request.answer_key:  # the error is an output: docs/triton-faults.md#errors-of-called-models
             message = np.array([serving.with_status(error).encode()], np.object_)
             self.finish(pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, message)]))
         else:
-            self.finish(serving.error_response(error, self.shows_status))
+            self.finish(serving.error_response(error, self.request.shows_status))
 
     def finish(self, response: pb_utils.InferenceResponse) -> None:
         self.finished = True

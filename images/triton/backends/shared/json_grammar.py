@@ -350,7 +350,12 @@ def numbers(schema: Schema, whole: bool) -> str:
     highs += [ceil(bounds["exclusiveMaximum"] * scale) - 1] if "exclusiveMaximum" in bounds else []
     wide = 10**MAX_DIGITS * scale
     low, high = max(lows, default=min([0, *highs]) - wide), min(highs, default=max([0, *lows]) + wide)
-    options = [f"-({option})" for option in decimals(max(1, -high), -low, places)] + decimals(max(0, low), high, places)
+    spans = [("-", max(1, -high), -low), ("", max(0, low), high)]
+    options = [
+        sign + between(str(first).zfill(places + 1), str(last).zfill(places + 1), places)
+        for sign, first, last in spans
+        if first <= last
+    ]
     if not options:
         raise BadRequest("no number is within the bounds")
     return "|".join(options)
@@ -360,48 +365,32 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def decimals(low: int, high: int, places: int) -> list[str]:
-    """Return patterns for the numbers from low to high, divided by 10^places, which are not negative."""
-    if low > high:
-        return []
-    scale = 10**places
-    first, last = low // scale, high // scale
-    fractions = (low % scale, high % scale)
-    if not places:
-        return [between(str(low), str(high))]
-    if first == last:
-        return [str(first)] * (not fractions[0]) + [rf"{first}\.{fraction(*fractions, places)}"]
-    options = []
-    if fractions[0]:
-        options.append(rf"{first}\.{fraction(fractions[0], scale - 1, places)}")
-        first += 1
-    if fractions[1] < scale - 1:
-        options.append(str(last) + (rf"(\.{fraction(0, fractions[1], places)})?" if fractions[1] else ""))
-        last -= 1
-    return options + [rf"{between(str(first), str(last))}(\.\d{{1,{places}}})?"] * (first <= last)
+def between(low: str, high: str, places: int) -> str:
+    """Return a pattern for the numbers between two, of whose digits so many are after the point; -1: all are.
 
-
-def fraction(low: int, high: int, places: int) -> str:
-    return between(str(low).zfill(places), str(high).zfill(places))
-
-
-def between(low: str, high: str) -> str:
-    """Return a pattern for the whole numbers between two. They may have leading zeros if they are of one length."""
-    if low == high:
-        return low
+    The last digits of a fraction may be missing, but not its first. If both are of one length, zeros may come first.
+    """
     if len(low) < len(high):
-        return f"({between(low, '9' * len(low))}|{between('1' + '0' * len(low), high)})"
+        return f"({between(low, '9' * len(low), places)}|{between('1' + '0' * len(low), high, places)})"
+    if not low:
+        return ""
     size = len(low) - 1
-    if low[0] == high[0]:
-        return low[0] + between(low[1:], high[1:])
-    first, last, zeros, nines = int(low[0]), int(high[0]), "0" * size, "9" * size
+    zeros, nines = "0" * size, "9" * size
+    if size < places:  # only the fraction is left
+        fraction = rf"\.{between(low, high, -1)}"
+        return f"({fraction})?" if low == "0" + zeros else fraction
+    first, last = int(low[0]), int(high[0])
+    if first == last:
+        return low[0] + between(low[1:], high[1:], places)
     options = []
     if low[1:] != zeros:
-        options.append(low[0] + between(low[1:], nines))
+        options.append(low[0] + between(low[1:], nines, places))
         first += 1
     if high[1:] != nines:
-        options.append(high[0] + between(zeros, high[1:]))
+        options.append(high[0] + between(zeros, high[1:], places))
         last -= 1
     if first <= last:
-        options.append(f"[{first}-{last}]" + rf"\d{{{size}}}" * bool(size))
+        fraction = rf"(\.\d{{1,{places}}})?" if places > 0 else ""
+        free = rf"\d{{0,{size}}}" if places < 0 else rf"\d{{{size - places}}}{fraction}"
+        options.append(f"[{first}-{last}]{free}")
     return f"({'|'.join(options)})"

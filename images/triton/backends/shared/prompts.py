@@ -181,8 +181,18 @@ class PromptRequest:
     shape: tuple[int, ...]  # of that input, and of the response's outputs
     outputs: list[str]
     options: dict[str, Any]
+    sent: Mapping[str, Any]  # the parameters of the request
     messages: list[Message] | None = None  # a chat, which becomes the only prompt
     images: Sequence[bytes] = ()  # encoded files, in the order of the images in the messages
+
+    @property
+    def answer_key(self) -> str:
+        """Return the key by which the front may cancel the request, which then gets one answer."""
+        return str(self.sent.get(ONE_ANSWER, ""))
+
+    @property
+    def shows_status(self) -> bool:
+        return bool(self.sent.get(ERROR_STATUS))
 
     def echoes(self, default: bool) -> bool:
         """Return whether the response's texts begin with their prompts."""
@@ -200,11 +210,15 @@ class PromptRequest:
 
 
 def read_request(
-    request: pb_utils.InferenceRequest, name: str, output: str, rules: Mapping[str, Rule] = RULES
+    request: pb_utils.InferenceRequest,
+    sent: Mapping[str, Any],
+    name: str,
+    output: str,
+    rules: Mapping[str, Rule] = RULES,
 ) -> PromptRequest:
     """Read a request with the input `name`, `text_input` or `messages`. Raise BadRequest if it is wrong."""
     answers = {name: output, TEXT_INPUT: TEXT_OUTPUT, MESSAGES: output}
-    options = read_options(request, rules)
+    options = read_options(request, sent, rules)
     names = [name for name in answers if pb_utils.get_input_tensor_by_name(request, name) is not None]
     if len(names) > 1:
         raise BadRequest(f"inputs '{names[0]}' and '{names[1]}' exclude each other: send one")
@@ -216,11 +230,11 @@ def read_request(
     if name == MESSAGES:
         if not options.get("exclude_input_in_output", True):
             raise BadRequest(f"option 'exclude_input_in_output' must be true: the answer to '{MESSAGES}' has no prompt")
-        return PromptRequest(name, [], shape, outputs, options, read_messages(request), read_images(request))
+        return PromptRequest(name, [], shape, outputs, options, sent, read_messages(request), read_images(request))
     prompts = read_rows(request, name, "text")
     if not prompts:
         raise BadRequest(f"input '{name}' holds no prompt: send at least one")
-    return PromptRequest(name, prompts, shape, outputs, options)
+    return PromptRequest(name, prompts, shape, outputs, options, sent)
 
 
 def response_outputs(
@@ -264,10 +278,12 @@ def read_messages(request: pb_utils.InferenceRequest) -> list[Message]:
     )
 
 
-def read_options(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule]) -> dict[str, Any]:
+def read_options(
+    request: pb_utils.InferenceRequest, sent: Mapping[str, Any], rules: Mapping[str, Rule]
+) -> dict[str, Any]:
     """Return the options of a request. Raise BadRequest for one that is unknown, wrong, or given twice."""
     options: dict[str, Any] = {}
-    for place, sent_name, value in option_values(request, rules):
+    for place, sent_name, value in option_values(request, sent, rules):
         name = SYNONYMS.get(sent_name, sent_name)
         if name not in rules:
             raise BadRequest(f"unknown {place} '{name}': the options are {', '.join(rules)}")
@@ -287,7 +303,9 @@ def read_option(rule: Rule, place: str, value: Any) -> Any:
     raise BadRequest(f"{place} must be {rule.description}")
 
 
-def option_values(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule]) -> Iterator[tuple[str, str, Any]]:
+def option_values(
+    request: pb_utils.InferenceRequest, sent: Mapping[str, Any], rules: Mapping[str, Rule]
+) -> Iterator[tuple[str, str, Any]]:
     """Yield each option that the request sets: where, its name, its value."""
     for name in rules:
         if (tensor := pb_utils.get_input_tensor_by_name(request, name)) is not None:
@@ -296,7 +314,7 @@ def option_values(request: pb_utils.InferenceRequest, rules: Mapping[str, Rule])
     if pb_utils.get_input_tensor_by_name(request, SAMPLING_PARAMETERS) is not None:
         for name, value in sampling_parameters(request).items():
             yield "sampling parameter", name, value
-    for name, value in parameters(request).items():
+    for name, value in sent.items():
         if name not in (ONE_ANSWER, ERROR_STATUS):
             yield "parameter", name, value
 

@@ -73,6 +73,11 @@ def regex(pattern: str, name: str, in_json: bool = False) -> dict[str, str]:
         next_parts.cache_clear()
 
 
+def regex_grammar(pattern: str) -> str:
+    rules = regex(pattern, "x")
+    return "\n".join([f"root ::= {next(iter(rules))}", *(f"{name} ::= {body}" for name, body in rules.items())])
+
+
 def parse(pattern: str) -> Parts:
     try:
         parsed = _parser.parse(pattern)

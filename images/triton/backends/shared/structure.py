@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -34,10 +33,14 @@ class Structures:
     """Compiles each structure once, and keeps the last ones."""
 
     def __init__(
-        self, tokens: Callable[[], Sequence[bytes]], end_tokens: Sequence[int], prepare: Callable[[Structure], None]
+        self,
+        tokens: Callable[[], Sequence[bytes]],
+        end_tokens: Sequence[int],
+        takes_grammars: bool,
+        prepare: Callable[[Structure], None],
     ) -> None:
         """Take what an engine does with a structure that compiles, also off the thread that generates."""
-        self.tokens, self.end_tokens, self.prepare = tokens, end_tokens, prepare
+        self.tokens, self.end_tokens, self.takes_grammars, self.prepare = tokens, end_tokens, takes_grammars, prepare
         self.cached: OrderedDict[str, Future[Structure]] = OrderedDict()
         self.lock = threading.Lock()
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="structures")
@@ -63,7 +66,7 @@ class Structures:
     def compile_in_worker(self, key: str) -> Structure:
         try:
             if not hasattr(self.local, "worker"):
-                self.local.worker = Worker(self.tokens(), self.end_tokens)
+                self.local.worker = Worker(self.tokens(), self.end_tokens, self.takes_grammars)
             structure: Structure = self.local.worker.ask(key)
         except WorkerEnded as error:  # the next structure gets another one
             vars(self.local).pop("worker", None)
@@ -77,29 +80,6 @@ class Structures:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def check_no_grammar(structure: Mapping[str, Any]) -> None:
-    """Raise BadRequest if the client wrote a grammar itself.
-
-    The time for each token of a text grows without a limit if its grammar is ambiguous, and all texts wait for that.
-    """
-    tag = structure.get("structural_tag")
-    if isinstance(tag, str):
-        with contextlib.suppress(ValueError, RecursionError):  # which the worker refuses
-            tag = json.loads(tag)
-    if "grammar" in structure or has_grammar(tag):
-        raise BadRequest(
-            "option 'structured_outputs': this model takes no grammars of clients, because an ambiguous one can hold "
-            "up all its texts: send 'json', 'regex' or 'choice', or set the parameter 'client_grammars' of the model "
-            "to 1"
-        )
-
-
-def has_grammar(part: Any) -> bool:
-    if isinstance(part, dict):
-        return part.get("type") == "grammar" or any(map(has_grammar, part.values()))
-    return isinstance(part, list) and any(map(has_grammar, part))
-
-
 class WorkerEnded(RuntimeError):
     """Raised when a structure took more than a worker may use, which ends the worker."""
 
@@ -107,7 +87,7 @@ class WorkerEnded(RuntimeError):
 class Worker:
     """A process that compiles. It ends when this object or this process does."""
 
-    def __init__(self, tokens: Sequence[bytes], end_tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[bytes], end_tokens: Sequence[int], takes_grammars: bool) -> None:
         # Inside Triton, sys.executable is no interpreter.
         version = "{}.{}".format(*sys.version_info)
         interpreter = shutil.which(f"python{version}") or shutil.which("python3") or sys.executable
@@ -118,8 +98,8 @@ class Worker:
             stderr=subprocess.DEVNULL,  # xgrammar's warnings quote the request
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        setup = {"tokens": [token.decode("latin-1") for token in tokens], "end_tokens": list(end_tokens)}
-        self.ask(json.dumps(setup))
+        texts = [token.decode("latin-1") for token in tokens]
+        self.ask(json.dumps({"tokens": texts, "end_tokens": list(end_tokens), "takes_grammars": takes_grammars}))
 
     def ask(self, line: str) -> Structure:
         assert self.process.stdin and self.process.stdout

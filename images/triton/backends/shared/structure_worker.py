@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from shared.json_grammar import Schema, json_grammar
-from shared.regex_grammar import one_of, regex
+from shared.json_grammar import json_grammar
+from shared.regex_grammar import one_of, regex_grammar
 from shared.types import BadRequest
 
 # More than the process has with the vocabulary.
@@ -31,6 +31,8 @@ FORMATS = {
     *("const_string", "any_text", "grammar", "sequence", "or", "tag", "triggered_tags", "tags_with_separator"),
     "structural_tag",
 }
+# The values of the forms that are no string.
+FORMS = {"json": "a JSON schema", "json_object": "true", "choice": "a list of strings", "structural_tag": "an object"}
 # xgrammar's own place in its messages.
 PLACE = re.compile(r"^(\[[\d:]+\] )?\S+:\d+: ")
 
@@ -75,14 +77,14 @@ def compile_structure(compiler: Any, structure: Mapping[str, str]) -> Any:
     return compiler.compile_grammar(structure["grammar"])
 
 
-def canonical(structure: dict[str, Any]) -> dict[str, Any]:
+def canonical(structure: dict[str, Any], takes_grammars: bool) -> dict[str, Any]:
     """Return the same structure as {"grammar": EBNF} or {"structural_tag": JSON}."""
     ((kind, value),) = structure.items()
+    if kind in ("json", "structural_tag") and isinstance(value, str):
+        value = parsed(value)
     match kind, value:
         case "json", dict() | bool():
             return {"grammar": json_grammar(value)}
-        case "json", str():
-            return {"grammar": json_grammar(parsed(value))}
         case "json_object", True:
             return {"grammar": json_grammar({"type": "object"})}
         case "regex", str():
@@ -90,23 +92,10 @@ def canonical(structure: dict[str, Any]) -> dict[str, Any]:
         case "choice", [_, *_] if all(isinstance(choice, str) for choice in value):
             return {"grammar": f"root ::= {one_of(value)}"}
         case "grammar", str():
-            return {"grammar": value}
+            return {"grammar": with_grammars({"type": "grammar", "grammar": value}, takes_grammars)["grammar"]}
         case "structural_tag", dict():
-            return {"structural_tag": json.dumps(with_grammars(value))}
-        case "structural_tag", str():
-            return {"structural_tag": json.dumps(with_grammars(parsed(value)))}
-    forms = {
-        "json": "a JSON schema",
-        "json_object": "true",
-        "choice": "a list of strings",
-        "structural_tag": "an object",
-    }
-    raise BadRequest(f"it must be {forms.get(kind, 'a string')}")
-
-
-def regex_grammar(pattern: str) -> str:
-    rules = regex(pattern, "x")
-    return "\n".join([f"root ::= {next(iter(rules))}", *(f"{name} ::= {body}" for name, body in rules.items())])
+            return {"structural_tag": json.dumps(with_grammars(value, takes_grammars))}
+    raise BadRequest(f"it must be {FORMS.get(kind, 'a string')}")
 
 
 def parsed(text: str) -> Any:
@@ -116,28 +105,32 @@ def parsed(text: str) -> Any:
         raise BadRequest(f"it is not valid JSON: {error}") from None
 
 
-def with_grammars(part: Any) -> Any:
+def with_grammars(part: Any, takes_grammars: bool) -> Any:
     """Return a part of a structural tag, with grammars in place of JSON schemas and regular expressions."""
     if isinstance(part, list):
-        return list(map(with_grammars, part))
+        return [with_grammars(own, takes_grammars) for own in part]
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
     if kind == "json_schema":
-        schema: Schema | bool = part.get("json_schema", True)
-        return {"type": "grammar", "grammar": json_grammar(schema)}
+        return {"type": "grammar", "grammar": json_grammar(part.get("json_schema", True))}
     if kind == "regex":
         return {"type": "grammar", "grammar": regex_grammar(str(part.get("pattern")))}
+    if kind == "grammar" and not takes_grammars:
+        raise BadRequest(
+            "this model takes no grammars of clients, because an ambiguous one can hold up all its texts: send 'json', "
+            "'regex' or 'choice', or set the parameter 'client_grammars' of the model to 1"
+        )
     if isinstance(kind, str) and kind not in FORMATS:
         raise BadRequest(
             f"the format '{kind}' is not supported; these are: {', '.join(sorted(FORMATS))}, json_schema, regex"
         )
-    return {name: with_grammars(value) for name, value in part.items()}
+    return {name: with_grammars(value, takes_grammars) for name, value in part.items()}
 
 
-def answer(compiler: Any, structure: dict[str, Any]) -> dict[str, Any]:
+def answer(compiler: Any, structure: dict[str, Any], takes_grammars: bool) -> dict[str, Any]:
     try:
-        result = canonical(structure)
+        result = canonical(structure, takes_grammars)
         compile_structure(compiler, result)
         return result
     except RecursionError:
@@ -166,7 +159,7 @@ def main() -> None:
     print("{}", flush=True)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # whose signal ends the process
-        reply = json.dumps(answer(compiler, json.loads(line)))
+        reply = json.dumps(answer(compiler, json.loads(line), setup["takes_grammars"]))
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(reply, flush=True)
 
