@@ -79,7 +79,9 @@ class Admission:
         try:
             try:
                 response = await self._response(state, scope, headers, receive)
-            except ApiError as error:
+            except (ApiError, RecursionError) as error:
+                if isinstance(error, RecursionError):  # at JSON that could just be read, too
+                    error = ApiError(400, "The body is nested too deeply.")
                 # A client that waits for "100 Continue" may send its body, or not: only a new connection is clear.
                 more = CLOSE if b"expect" in headers and not state.has_body else {}
                 state.failure, response = error.cause, error.response(more, state.error_form)

@@ -93,8 +93,6 @@ def _parse(body: bytes) -> dict[str, Any]:
         fields = msgspec.json.decode(body)
     except UnicodeError:
         raise ApiError(400, "The body is not valid UTF-8.") from None
-    except RecursionError:
-        raise ApiError(400, "The body is nested too deeply.") from None
     except msgspec.MsgspecError as error:
         raise _half_character(body) or ApiError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(fields, dict):

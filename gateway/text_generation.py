@@ -234,10 +234,7 @@ def option_tensors(request: GenerationRequest) -> list[Tensor]:
         else:
             sampling[name] = value
     if sampling:
-        try:
-            tensors.append(Tensor.from_texts(SAMPLING_PARAMETERS, [ENCODER.encode(sampling)]))
-        except RecursionError:  # the depth at which the body could just be read
-            raise ApiError(400, "The body is nested too deeply.") from None
+        tensors.append(Tensor.from_texts(SAMPLING_PARAMETERS, [ENCODER.encode(sampling)]))
     flags = {"exclude_input_in_output": not request.echo, "stream": request.streams}
     return tensors + [
         Tensor.from_values(name, "BOOL", [value])

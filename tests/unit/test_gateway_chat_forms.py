@@ -673,3 +673,22 @@ def test_damaged_bodies_are_refused(gateway) -> None:
         data = b'{"model": "plain", "max_tokens": 5, "messages": [{"role": "assistant", "content": [%b]}]}' % content
         reply = gateway.post(MESSAGES, data)
         assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("streams", ["false", "true"])
+@pytest.mark.parametrize(
+    ("path", "tool"),
+    [
+        (RESPONSES, b'{"type": "function", "name": "a", "parameters": {"default": %b}}'),
+        (MESSAGES, b'{"name": "a", "input_schema": {"default": %b}}'),
+    ],
+)
+def test_body_that_can_just_be_read_fails_with_its_own_fault(gateway, received, path, tool, streams) -> None:
+    """The gateway writes the tools again, one level deeper than it read them."""
+    text = b'"input": "a"' if path == RESPONSES else b'"max_tokens": 5, "messages": [{"role": "user", "content": "a"}]'
+    statuses = set()
+    for depth in range(940, 1000):
+        tools = tool % (b"[" * depth + b"]" * depth)
+        data = b'{"model": "agent", "stream": %b, %b, "tools": [%b]}' % (streams.encode(), text, tools)
+        statuses.add(gateway.post(path, data).status)
+    assert statuses == {200, 400}

@@ -130,6 +130,8 @@ def status_and_message(error: Exception) -> tuple[int, str]:
     message = f"{type(error).__name__}: {error}" if status == 500 else str(error)
     if type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
         status, message = STATUSES[BadRequest], f"the model refused the values of the inputs: {error}"
+    if isinstance(error, RecursionError):  # at JSON that could just be read
+        status, message = STATUSES[BadRequest], "the request is nested too deeply"
     # JSON can escape half a character, which Triton does not take.
     return status, message.encode(errors="backslashreplace").decode()
 
