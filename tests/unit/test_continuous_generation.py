@@ -13,6 +13,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -596,3 +597,23 @@ def test_model_without_a_limit_of_positions_is_served(tmp_path):
     """Bloom's configuration has no max_position_embeddings."""
     _, folder = export(tmp_path, "vllm", language.save_bloom)
     assert json.loads((folder / "limits.json").read_text())["context"] is None
+
+
+@pytest.mark.parametrize("outputs", [["text"], ["tokenized"]])
+def test_long_prompt_does_not_hold_up_others(served, monkeypatch, outputs):
+    """The long prompt is tokenized only after the short one is answered."""
+    model = served("llama")
+    answered, encode = threading.Event(), model.tokenizer.encode
+
+    def wait(prompt: str, *options: bool, **more: bool) -> list[int]:
+        assert len(prompt) < 200_000 or answered.wait(60)
+        return encode(prompt, *options, **more)
+
+    monkeypatch.setattr(model.tokenizer, "encode", wait)
+    long = InferenceRequest(outputs, prompt=np.array([b"a b " * 50_000], np.object_))
+    model.execute([long])
+    text(model, "I am going")
+    answered.set()
+    assert long.sender.finished.wait(60)
+    (response,) = long.sender.responses
+    assert response.outputs if outputs == ["tokenized"] else "no room for new ones" in response.error[1]

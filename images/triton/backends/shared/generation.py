@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 # The options that chat templates read.
 TEMPLATE_OPTIONS = ("tools", "chat_template_kwargs")
+# Requests with more text than this are prepared aside: a megabyte takes a second.
+LONG_BYTES = 100_000
 # The default limit of an answer in a chat, for models whose context is unlimited.
 CHAT_TOKENS = 1024
 
@@ -87,7 +89,7 @@ class TextGeneration(Backend):
         # The jobs that another request may end, by the ids of their requests.
         self.cancellable: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
         self.chat_images: ChatImages | None = None  # load_model() sets it for a model that takes images
-        self.image_workers = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="images")
+        self.workers = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="requests")
         # Prepared images take many times the memory of their files: those of the running batch and the next one exist.
         self.image_room = threading.Semaphore(2 * self.max_batch)
         self.model = self.load_model(config, args)
@@ -137,16 +139,17 @@ class TextGeneration(Backend):
                     self.cancel(id)
                     serving.send_last(sender, read.response([Piece("", "", 0, 0)] * math.prod(read.shape)))
                     continue
-                if read.outputs == [TOKENIZED]:
-                    serving.send_last(sender, self.tokenized(read))
-                    continue
-                check_available(read, self.engine_name)
+                if read.outputs != [TOKENIZED]:
+                    check_available(read, self.engine_name)
             except Exception as error:
                 serving.send_last(sender, serving.error_response(error, bool(sent.get(ERROR_STATUS))))
                 continue
             accept = partial(self.accept, read, sender, request.request_id())
-            if read.images:  # preparing them takes long, and other requests wait for this thread
-                self.image_workers.submit(self.accept_images, accept)
+            # To prepare images or a long text takes seconds, and other requests wait for this thread.
+            if read.images:
+                self.workers.submit(self.accept_images, accept)
+            elif serving.text_bytes(request) > LONG_BYTES:
+                self.workers.submit(accept)
             else:
                 accept()
 
@@ -164,6 +167,11 @@ class TextGeneration(Backend):
     ) -> None:
         """Queue the prompts of a request, or answer it with the error."""
         try:
+            if read.outputs == [TOKENIZED]:
+                serving.send_last(sender, self.tokenized(read))
+                if on_finish:
+                    on_finish()
+                return
             job = self.prepare(read, sender)
             job.on_finish = on_finish
             structure = read.options.get("structured_outputs")

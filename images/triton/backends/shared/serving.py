@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from shared.types import Array, BadRequest, Busy, Cancelled
@@ -69,6 +70,12 @@ def text(value: bytes, name: str, row: int, noun: str) -> str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise BadRequest(f"input '{name}': {noun} {row} is not valid UTF-8 (byte {error.start})") from None
+
+
+def text_bytes(request: pb_utils.InferenceRequest) -> int:
+    """Return how many bytes the texts of a request have."""
+    tensors = (tensor.as_numpy() for tensor in request.inputs())
+    return sum(len(value) for array in tensors if array.dtype == np.object_ for value in array.ravel())
 
 
 def requested_outputs(request: pb_utils.InferenceRequest, outputs: Iterable[str]) -> list[str]:

@@ -49,7 +49,9 @@ class TextTokenizer:
         """
         if not prompt:
             return list(self.start)
-        tokens: list[int] = self.tokenizer.encode(prompt, add_special_tokens=special_tokens).ids
+        # Only the methods for batches let other threads run meanwhile.
+        (encoding,) = self.tokenizer.encode_batch_fast([prompt], add_special_tokens=special_tokens)
+        tokens: list[int] = encoding.ids
         return tokens
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
