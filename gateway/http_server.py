@@ -195,7 +195,7 @@ class GatewayProtocol(HttpToolsProtocol):
 class JoinedWrites:
     """A transport that writes the head of a response together with the beginning of its body.
 
-    Each write is a system call that wakes the client: the first token of a stream came 0.15 ms later.
+    Each write is a system call that wakes the client: the first token of a stream came 0.06 to 0.25 ms later.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
