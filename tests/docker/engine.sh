@@ -55,8 +55,8 @@ flock 9
 if ! engine_answers; then
   install_engine
   start_engine
-  # While nothing is built. Without a limit, the cache of many runs fills the disk.
-  docker builder prune --force --keep-storage 12GB >/dev/null
+  # The cache of an earlier engine may name layers that are gone ("layer does not exist"), and it fills the disk.
+  docker builder prune --force --all >/dev/null
 fi
 plugins_answer || install_plugins
 plugins_answer || die "docker does not find compose and buildx in ${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins."
