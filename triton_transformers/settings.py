@@ -250,6 +250,7 @@ class Settings(dict[str, str]):
     task = Setting(str, shown=True)
     format = Setting(str, shown=True)
     adapters = Setting(str.split)
+    draft = Setting(str)
     transformers = Setting(str, "transformers", restarts="local")
     hf_token = Setting(str)
     exporter_memory = Setting(_size, "8g")

@@ -406,6 +406,22 @@ def test_disconnect_stops_only_its_own_text(served, plain):
     assert served.wait(generated_tokens, "five texts in the counters") < LONG_CONTEXT / 2
 
 
+def test_draft_is_kept_and_changes_no_text(served, sources, plain):
+    """The draft is the model itself, so that all its tokens are right; then the text proposes its own."""
+    record = served.folder / "models/mymodel/1/assembled.json"
+    for draft in (sources["mymodel"], "lookup"):
+        served.make("add", SYSTEM="mymodel", DRAFT=draft)
+        served.make("add", SYSTEM="mymodel", FORMAT="openvino-fp32")  # changes nothing, and drops no draft
+        assert json.loads(record.read_text())["draft"].startswith(str(draft))
+        answers = send_concurrently(len(PROMPTS), lambda n: text(served, "mymodel", PROMPTS[n], max_new_tokens=30))
+        assert answers == [plain("mymodel", prompt, 30) for prompt in PROMPTS]
+    refused = served.make("add", SYSTEM="mymodel", FORMAT="python")
+    assert refused.returncode and "set DRAFT=none" in refused.stdout + refused.stderr
+    served.make("add", SYSTEM="mymodel", DRAFT="none")
+    assert "draft" not in json.loads(record.read_text())
+    assert text(served, "mymodel", PROMPTS[0], max_new_tokens=30) == plain("mymodel", PROMPTS[0], 30)
+
+
 def test_log_contains_no_prompt(served):
     text(served, "falcon7b", SECRET, max_new_tokens=5)
     assert "falcon7b" in served.log

@@ -17,13 +17,12 @@ from triton_transformers.model_config import find_config
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.placement import delete_files, place_files
 from triton_transformers.models.record import Record, read_record
-from triton_transformers.models.sources import Folder, Hub, Source, identity, open_weights
-from triton_transformers.settings import ROOT, Settings, UserError
+from triton_transformers.models.sources import Source, identity, named_source, open_weights
+from triton_transformers.settings import Settings, UserError
 
 # The folder of a system's adapters, and the fact of its record: the identity of each one's source.
 FOLDER, FACT = "1/adapters", "adapters"
 TASK = "text-generation"
-ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 LINE = re.compile(rf'^parameters \{{ key: "{PARAMETER}" .*\n', re.MULTILINE)
 
 
@@ -34,21 +33,8 @@ def requested_adapters(settings: Settings) -> dict[str, Source | None]:
         name, equals, place = text.partition("=")
         if not equals or not NAME.fullmatch(name):
             raise UserError(f"ADAPTERS: '{text}' must be a name and its weights: tone=folder or tone=organisation/name")
-        folder = (ROOT / Path(place).expanduser()).resolve()
-        if not place:
-            adapters[name] = None
-        elif not folder.is_dir() and ON_HUB.fullmatch(place):
-            adapters[name] = Hub(*place.split("@"))
-        else:
-            adapters[name] = Folder(folder)
+        adapters[name] = named_source(place) if place else None
     return adapters
-
-
-def place(source: Source | None) -> str:
-    """Return a source as ADAPTERS names it, for a command that runs in another folder."""
-    if isinstance(source, Hub):
-        return f"{source.repository}@{source.revision}".rstrip("@")
-    return str(source or "")
 
 
 def adapter_changes(system: str, settings: Settings, repository: Path) -> dict[str, Source | None]:

@@ -17,6 +17,8 @@ from triton_transformers.files import exclusive
 from triton_transformers.model_config import CONFIGS, is_outdated, tuned_configs, with_steps
 from triton_transformers.models.added_adapters import change_adapters, keep_adapters
 from triton_transformers.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
+from triton_transformers.models.drafts import FACT as DRAFT
+from triton_transformers.models.drafts import check_draft, open_draft
 from triton_transformers.models.placement import delete_files, place_files
 from triton_transformers.models.record import DEFAULT, IGNORE, Record, read_record, read_records
 from triton_transformers.models.selection import missing_systems
@@ -66,14 +68,15 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
         open_weights(system.source, settings, repository) as stored,
         tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as folder,
         as_checkpoint(stored, Path(folder)) as (weights, converted),
+        open_draft(system.draft, settings, repository) as draft,
     ):
-        job = plan(system, weights, Path(folder), settings)
+        job = replace(plan(system, weights, Path(folder), settings), draft=draft)
         recipe = RECIPES[job.task]
         with err.status(f"{system.name}: assembling {escape(weights.name)}"):
             try:
                 outcome = run_recipe(recipe, job, weights.name)
             except FormatUnavailable as error:
-                if system.format or not recipe.fallback:
+                if system.format or draft or not recipe.fallback:
                     instead = f". FORMAT={recipe.fallback} serves it with transformers" if recipe.fallback else ""
                     raise UserError(
                         f"{weights.name} cannot be served as {job.task}, FORMAT={job.format}: {error}{instead}"
@@ -86,6 +89,8 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
                 outcome = run_recipe(recipe, job, weights.name)
         if not system.format:
             outcome = outcome.join(Outcome(facts={DEFAULT: settings.profile}))
+        if draft:
+            outcome = outcome.join(Outcome(f"tokens are proposed by {draft.name}", {DRAFT: draft.identity}))
         outcome = outcome.join(converted).join(keep_adapters(job, repository))
         put_in_place(job, weights, outcome, repository)
     took = f"assembled in {time.monotonic() - start:.0f} s"
@@ -108,6 +113,8 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
         formats = ", ".join(recipe.formats)
         raise UserError(f"FORMAT={system.format} is not available for {system.name} ({task}): set one of {formats}")
     form = "neuron" if target else system.format or recipe.default_format(settings.profile)
+    if system.draft:
+        check_draft(system.name, task, form)
     return Job(
         system=system.name,
         task=task,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from triton_transformers.models.sources import Hub, Package, Source
+from triton_transformers.models.sources import Hub, Package, Source, Weights
 from triton_transformers.models.tasks import IMAGE_TEXT, TEXT_IMAGE, TEXT_TASKS
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import UserError
@@ -44,6 +44,7 @@ class Job:
     folder: Path
     trust_remote_code: bool = False
     neuron: Target | None = None  # set if the format is `neuron`
+    draft: Weights | None = None  # of a smaller model that proposes tokens; its name may be drafts.LOOKUP
 
     def take(self, file: Path, version: Path) -> None:
         """Put one of the weights' files into the folder of a version."""
@@ -105,6 +106,7 @@ class System:
     licence: str = ""
     gigabytes: float = 0.0
     about: str = ""
+    draft: Source | str = ""  # what proposes its tokens: drafts.py
 
     @property
     def names(self) -> tuple[str, ...]:

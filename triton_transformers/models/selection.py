@@ -9,6 +9,7 @@ from triton_transformers.cli import out
 from triton_transformers.kinds import NAME
 from triton_transformers.models.added_adapters import adapter_changes
 from triton_transformers.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
+from triton_transformers.models.drafts import is_recorded, requested_draft
 from triton_transformers.models.record import DEFAULT, Record, find_record, read_record, read_records
 from triton_transformers.models.sources import Folder, Hub, Source, identity, source_of
 from triton_transformers.models.unsupported import check_task_name
@@ -18,7 +19,7 @@ from triton_transformers.settings import Settings, UserError
 # The recipe `gpt2` makes models with published names, so it serves gpt2_ensemble only.
 TASKS = tuple(task for task in RECIPES if task != "gpt2")
 # These settings choose what a system is made of. Without any of them, a system that is in place stays as it is.
-CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT")
+CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT", "DRAFT")
 
 
 def all_in_place(settings: Settings, systems: list[str]) -> bool:
@@ -57,7 +58,7 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
     source = chosen_source(settings)
     # A record comes first: the user may have assembled a system of the catalogue from other weights.
     system = assembled_system(name, repository, settings.profile) or find_system(name)
-    if any(settings[choice] for choice in CHOICES):
+    if any(settings[choice] for choice in CHOICES if choice != "DRAFT"):
         system = find_system(name) or system
         if system and system.name != name:
             raise UserError(
@@ -82,6 +83,7 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
         source=source or system.source,
         task=settings.choice("TASK", TASKS) if settings.task else task,
         format=chosen_format(settings) or system.format,
+        draft=requested_draft(settings, read_record(system.name, repository)),
     )
 
 
@@ -145,4 +147,5 @@ def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
         record.identity == identity(system.source, record.identity)
         and record.task == (system.task or record.task)
         and record.format == (form or record.format)
+        and is_recorded(system.draft, record)
     )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from triton_transformers.models.hub import download
 from triton_transformers.models.unsupported import check_files
-from triton_transformers.settings import Settings, UserError
+from triton_transformers.settings import ROOT, Settings, UserError
+
+ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,19 @@ class Package:
 
 
 Source = Hub | Folder | Package
+
+
+def named_source(place: str) -> Hub | Folder:
+    """Return the source that a setting names: a folder, or organisation/name or organisation/name@revision."""
+    folder = (ROOT / Path(place).expanduser()).resolve()
+    return Hub(*place.split("@")) if not folder.is_dir() and ON_HUB.fullmatch(place) else Folder(folder)
+
+
+def place(source: Source | None) -> str:
+    """Return a source as a setting names it, for a command that runs in another folder."""
+    if isinstance(source, Hub):
+        return f"{source.repository}@{source.revision}".rstrip("@")
+    return str(source or "")
 
 
 @dataclass(frozen=True)

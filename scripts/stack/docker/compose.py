@@ -16,9 +16,10 @@ from scripts.stack.docker import preflight, slim
 from scripts.stack.docker.containers import CHECKOUT_ID
 from scripts.stack.systems import ServedSystems
 from triton_transformers.files import write_atomically
-from triton_transformers.models.added_adapters import place, requested_adapters
+from triton_transformers.models.added_adapters import requested_adapters
 from triton_transformers.models.backends import engines, needed
-from triton_transformers.models.sources import Folder, Source
+from triton_transformers.models.drafts import Draft, requested_draft
+from triton_transformers.models.sources import Folder, Source, place
 from triton_transformers.settings import ROOT, Settings, UserError, pins
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
@@ -91,6 +92,7 @@ class Compose:
             **{name: str(self.settings.value(name).resolve()) for name in ("MODEL_REPOSITORY", "REPORTS")},
             "SOURCE": str(self.settings.source.resolve()) if self.settings.source else "",
             "ADAPTERS": " ".join(f"{name}={place(source)}" for name, source in self.adapters.items()),
+            "DRAFT": self.settings.draft if isinstance(self.draft, str) else place(self.draft),
             "TRITON_SOURCE": self.triton_source,
             "TRITON_BASE": slim.base(self.settings.profile, self.triton_source),
             "TRITON_IMAGE": self.nvidia_image,
@@ -133,6 +135,10 @@ class Compose:
     def adapters(self) -> dict[str, Source | None]:
         return requested_adapters(self.settings)
 
+    @cached_property
+    def draft(self) -> Draft:
+        return requested_draft(self.settings, None)
+
     @property
     def written_file(self) -> Path:
         return self.settings.local_state.absolute() / "compose.yaml"
@@ -141,13 +147,15 @@ class Compose:
     def files(self) -> list[str]:
         """Return the options that name the compose files, none if compose's own choice is right.
 
-        Compose has no loops, so a written file lists as many devices as NEURON_DEVICES, and the folders of ADAPTERS.
+        Compose has no loops, so a written file lists as many devices as NEURON_DEVICES, and the folders of ADAPTERS
+        and DRAFT.
         """
         lines = []
         if self.settings.profile == "neuron":
             devices = json.dumps([f"{device}:{device}" for device in preflight.neuron_devices(self.settings)])
             lines = [f"  {service}: {{ devices: !override {devices} }}" for service in NEURON_SERVICES]
-        folders = [source.path for source in self.adapters.values() if isinstance(source, Folder)]
+        sources = [*self.adapters.values(), self.draft]
+        folders = [source.path for source in sources if isinstance(source, Folder)]
         if mounts := [f"{folder}:{folder}:ro" for folder in folders]:
             lines.append(f"  exporter: {{ volumes: {json.dumps(mounts)} }}")
         if not lines:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_transformers.corpus import MIXED
 from triton_transformers.model_config import CONFIGS, ENGINE
 from triton_transformers.models.catalogue import SYSTEMS, FormatUnavailable, Job, Outcome
+from triton_transformers.models.drafts import LOOKUP
 from triton_transformers.models.exporters import openvino_export
 from triton_transformers.models.exporters.chat_templates import chat_parameters, chat_summary, write_chat_templates
 from triton_transformers.models.exporters.config_writer import tensor, write_config
 from triton_transformers.models.exporters.quantized import readable_weights
 from triton_transformers.models.exporters.served import backend_config
+from triton_transformers.models.sources import Weights
 from triton_transformers.models.tasks import IMAGE_TEXT, task_of_architecture
 from triton_transformers.models.unsupported import check_weights, quantization, read_parts
 from triton_transformers.settings import UserError
@@ -44,11 +47,18 @@ def assemble_readable(job: Job) -> Outcome:
         limits = read_limits(job, tokenizer)
         if job.format == "vllm":
             outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
-            own = {"skip_tokenizer_init": False} if job.task == IMAGE_TEXT else {}  # which vLLM's processors require
+            own: dict[str, Any] = (
+                {"skip_tokenizer_init": False} if job.task == IMAGE_TEXT else {}
+            )  # which vLLM's processors require
+            if job.draft:
+                own["speculative_config"] = add_draft(job, job.draft, tokenizer, limits, version)
             write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code, **own)
         else:
             outcome = openvino_export.export(job, tokenizer, limits["context"], version).join(outcome)
             limits |= {"weights": outcome.facts["weights"], "context": outcome.facts.pop("context")}
+            if job.draft:
+                add_draft(job, job.draft, tokenizer, limits, version)
+                limits["draft"] = LOOKUP if job.draft.name == LOOKUP else "draft"
         (version / "limits.json").write_text(json.dumps(limits) + "\n")
         # The checkpoint's own file may lack what transformers adds, such as the token that begins a text.
         tokenizer.backend_tokenizer.save(str(version / "tokenizer.json"))
@@ -56,6 +66,34 @@ def assemble_readable(job: Job) -> Outcome:
     if job.system not in SYSTEMS:
         write_configs(job, served, streamed, chat_parameters(tokenizer))
     return outcome
+
+
+def add_draft(
+    job: Job, draft: Weights, tokenizer: PreTrainedTokenizerBase, limits: dict[str, Any], version: Path
+) -> dict[str, Any]:
+    """Put a draft model into place, and return vLLM's arguments. Raise UserError if it has other tokens."""
+    if draft.name == LOOKUP:
+        return {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 4}
+    folder = version / "draft"
+    folder.mkdir()
+    own = replace(job, weights=draft.folder, movable=draft.movable, folder=folder, draft=None)
+    with readable_weights(own, other_files(own)) as (own, _):
+        weights, other = check_weights(draft.name, own.weights), load_tokenizer(own)
+        theirs = read_limits(own, other)
+        # vLLM requires equal sizes. Sizes may exceed the number of tokens.
+        fits = theirs["vocabulary"] == limits["vocabulary"] if job.format == "vllm" else True
+        if other.get_vocab() != tokenizer.get_vocab() or not fits or theirs["vocabulary"] < len(tokenizer):
+            raise UserError(
+                f"DRAFT: {draft.name} has other tokens than {job.system}: name a smaller model of the same family"
+            )
+        if job.format == "vllm":
+            copy_checkpoint(own, weights, other, folder)
+        else:
+            try:
+                openvino_export.export_draft(own, other, theirs["context"], limits["vocabulary"], folder)
+            except FormatUnavailable as error:
+                raise UserError(f"DRAFT: {draft.name}: {error}") from error
+    return {"method": "draft_model", "model": folder.name, "num_speculative_tokens": 4}
 
 
 def copy_checkpoint(job: Job, weights: list[Path], tokenizer: PreTrainedTokenizerBase, version: Path) -> Outcome:

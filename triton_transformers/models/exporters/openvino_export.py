@@ -69,6 +69,27 @@ def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, fo
     return outcome
 
 
+def export_draft(
+    job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, vocabulary: int, folder: Path
+) -> None:
+    """Write a model that proposes tokens into the folder. It takes the tokens of adapters for those of the model."""
+    import openvino
+    from openvino import opset13 as ops
+
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        export(job, tokenizer, context, Path(work))
+        graph = openvino.Core().read_model(Path(work) / MODEL)
+        ids = graph.input("input_ids")
+        readers = ids.get_target_inputs()
+        own = ops.mod(ids, ops.constant(np.int64(vocabulary)))
+        for reader in readers:
+            reader.replace_source_output(own.output(0))
+        openvino.save_model(graph, folder / MODEL, compress_to_fp16=False)
+    with backends():
+        from shared.genai_pipeline import write_encoder
+    write_encoder(str(folder))
+
+
 def check_memory(job: Job) -> None:
     needed = MEMORY * sum(file.stat().st_size for file in job.weights.glob("*.safetensors"))
     free = free_memory()

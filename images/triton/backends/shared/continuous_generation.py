@@ -55,6 +55,10 @@ class TokenEngine(ABC):
     # A text gets wrong tokens if it begins in a block of the cache that a running text has not filled yet.
     confuses_blocks = False
 
+    def has_room(self, prompt: list[int], options: Options) -> bool:
+        """Return whether the engine can begin a text now. Without running texts, it can."""
+        return True
+
     @abstractmethod
     def add(self, key: int, tokens: list[int], options: Options) -> None:
         """Take a text. Raise if the engine refuses it; the other texts do not notice."""
@@ -126,7 +130,7 @@ class ContinuousGeneration(TextGeneration):
         """Give waiting rows to the engine while it has room; wait if it has none at all. Return False at the end."""
         while not self.rows or (len(self.rows) < self.max_batch and (self.held or not self.waiting.empty())):
             row, self.held = self.held or self.waiting.get(), None
-            if row and self.shares_block(row):
+            if row and (self.shares_block(row) or not self.engine.has_room(row.prompt_tokens, row.options)):
                 self.held = row  # for a step; the engine reads prompts one after the other anyway
                 break
             if row is None:  # finalize() was called

@@ -6,13 +6,16 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import openvino
 import openvino_genai as genai
 
 from shared.continuation import Logprobs, Options
 from shared.continuous_generation import ContinuousGeneration, EngineStats, NewTokens, TokenEngine
+from shared.genai_draft import DRAFT, Draft
 from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, NO_TOKEN, load_pipeline, new_tokenizer, tensor
 from shared.genai_structure import StructuredTexts, Waiting, output_config
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
@@ -35,8 +38,10 @@ class GenAIGeneration(ContinuousGeneration):
         cache_precision = choice_parameter(config, "cache_precision", CACHE_PRECISIONS, CACHE_PRECISIONS[0])
         cache_gigabytes = int_parameter(config, "cache_gigabytes", 2)
         batched_tokens = int_parameter(config, "batched_tokens", 128)
-        if cache_gigabytes < 1 or batched_tokens < 1:
-            raise ConfigError("parameters 'cache_gigabytes' and 'batched_tokens' must be at least 1")
+        draft_tokens = int_parameter(config, "draft_tokens", 4)
+        if min(cache_gigabytes, batched_tokens, draft_tokens) < 1:
+            raise ConfigError("parameters 'cache_gigabytes', 'batched_tokens' and 'draft_tokens' must be at least 1")
+        limits = json.loads((folder / LIMITS).read_text())
         scheduler = genai.SchedulerConfig()
         scheduler.max_num_seqs = 2 * self.max_batch  # with a search for alternatives beside each text
         scheduler.cache_size = cache_gigabytes
@@ -44,22 +49,25 @@ class GenAIGeneration(ContinuousGeneration):
         # A prompt is read in parts of this many tokens, between which the other texts get theirs.
         scheduler.max_num_batched_tokens = max(batched_tokens, self.max_batch)
         scheduler.dynamic_split_fuse = True
+        draft = Draft(limits.get(DRAFT, ""), draft_tokens, self.max_batch)
+        caches = draft.prepare(scheduler, folder, cache_gigabytes, cache_precision)
         threads = max(1, usable_cpus() // instance_count(config))
+        settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "KV_CACHE_PRECISION": cache_precision}
         with one_load_at_a_time():
             used, limit = memory()
-            weights = (folder / f"{MODEL}.bin").stat().st_size * HEADROOM
-            check_it_fits(args["model_name"], weights + cache_gigabytes * 1e9, limit - used)
+            parts = [folder, folder / DRAFT] if draft.has_model else [folder]
+            weights = sum((part / f"{MODEL}.bin").stat().st_size for part in parts) * HEADROOM
+            check_it_fits(args["model_name"], weights + caches * 1e9, limit - used)
             try:
                 tokenizer = new_tokenizer(self.vocabulary())
-                pipeline = load_pipeline(folder, scheduler, cache_precision, tokenizer, INFERENCE_NUM_THREADS=threads)
+                own = draft.settings(scheduler, folder, settings)
+                pipeline = load_pipeline(folder, scheduler, tokenizer=tokenizer, **settings, **own)
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[-1]
                 raise ConfigError(f"OpenVINO GenAI cannot load {folder}: {reason}") from None
-        limits = json.loads((folder / LIMITS).read_text())
         self.adapters = limits.get("adapters", [])
-        return GenAIEngine(
-            pipeline, limits["weights"], self.tokenizer.end_tokens, lambda: structured_texts(folder, tokenizer)
-        )
+        load_structured = partial(structured_texts, folder, tokenizer)
+        return GenAIEngine(pipeline, limits["weights"], self.tokenizer.end_tokens, load_structured, draft)
 
     def find_adapter(self, name: str) -> int:
         """Return the number that marks a text of the adapter, as exporters/adapter_files.py made the graph."""
@@ -90,6 +98,7 @@ class GenAIEngine(TokenEngine):
         precision: str,
         end_tokens: frozenset[int],
         load_structured: Callable[[], StructuredTexts],
+        draft: Draft,
     ) -> None:
         self.pipeline = pipeline
         self.precision = precision
@@ -98,6 +107,10 @@ class GenAIEngine(TokenEngine):
         self.alternatives: dict[int, Alternatives] = {}  # of the texts that report them
         self.load_structured = load_structured
         self.structured: StructuredTexts | None = None  # until the first one arrives
+        self.draft = draft
+
+    def has_room(self, prompt: list[int], options: Options) -> bool:
+        return self.draft.has_room(prompt, options)
 
     def add(self, key: int, tokens: list[int], options: Options) -> None:
         config = genai.GenerationConfig()
@@ -125,6 +138,7 @@ class GenAIEngine(TokenEngine):
             if options.repetition_penalty != 1:  # the engine looks for all tokens of the prompt in the vocabulary
                 raise BadRequest(f"option 'repetition_penalty': {OPENVINO} does not have it together with an adapter")
             tokens = [tokens[0] + options.adapter, *tokens[1:]]
+        self.draft.begin(key, tokens, options, config)
         if options.structured_outputs:
             self.structured = self.structured or self.load_structured()
             config.structured_output_config = output_config(options.structured_outputs)
@@ -146,6 +160,7 @@ class GenAIEngine(TokenEngine):
         refused = list(self.begin_structured()) if self.structured else []
         self.pipeline.step()
         new = [new for key in list(self.handles) if (new := self.new_tokens(key))]
+        self.draft.keep(self.handles.keys() | (self.structured.waiting.keys() if self.structured else set()))
         if self.structured:
             self.structured.starting &= self.handles.keys() - {own.key for own in new}
         return refused + new

@@ -53,7 +53,19 @@ def new_tokenizer(vocabulary: Sequence[bytes]) -> genai.Tokenizer:
     ids = ops.convert(ops.reshape(tokens, [-1], False), np.int32)
     node = ops.concat([ids, *map(ops.constant, parts)], 0)
     node.set_friendly_name("VocabDecoder")
-    return saved(openvino.Model([ops.result(node)], [tokens], "vocabulary"), "openvino_detokenizer", genai.Tokenizer)
+    model = openvino.Model([ops.result(node)], [tokens], "vocabulary")
+    return saved(model, "openvino_detokenizer", lambda folder: genai.Tokenizer(write_encoder(folder)))
+
+
+def write_encoder(folder: str) -> str:
+    """Write a model that encodes any text to one token: GenAI compares a draft model's tokenizer with it."""
+    texts = ops.parameter([-1], openvino.Type.string)
+    tokens = ops.broadcast(ops.constant(np.int64(0)), ops.concat([ops.shape_of(texts), ops.constant(np.array([1]))], 0))
+    results = [ops.result(tokens) for _ in range(2)]
+    for result, name in zip(results, ("input_ids", "attention_mask"), strict=True):
+        result.output(0).get_tensor().set_names({name})
+    openvino.save_model(openvino.Model(results, [texts], "encoder"), f"{folder}/openvino_tokenizer.xml")
+    return folder
 
 
 def saved(model: openvino.Model, name: str, load: Callable[[str], T]) -> T:

@@ -22,12 +22,13 @@ from shared.parameters import DEVICES, choice_parameter, has_input, parameter, w
 from shared.prompts import VLLM, PromptRequest
 from shared.row_adapters import CONFIG, FOLDER, WEIGHTS, AdapterFiles, adapter_names
 from shared.text_tokenizer import TextTokenizer
-from shared.types import ConfigError, InstanceArgs, ModelConfig
+from shared.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
 
 # Arguments of the engine, which `make models` writes and users edit.
 SETTINGS = "model.json"
 # Arguments that the backend sets, and where to set them instead.
 SET_ELSEWHERE = {"max_num_seqs": "the parameter 'max_batch' in config.pbtxt"}
+DRAFT = "speculative_config"
 # The memory of a model: as a share of the GPU's, or as the bytes for the keys and values of its texts.
 SHARE, CACHE = "gpu_memory_utilization", "kv_cache_memory_bytes"
 GPU_COUNTS = ("tensor_parallel_size", "pipeline_parallel_size")
@@ -191,6 +192,8 @@ def engine_arguments(folder: Path, config: ModelConfig) -> dict[str, Any]:
     if SHARE in settings and CACHE in settings:
         raise ConfigError(f"{path} sets both {SHARE} and {CACHE}: remove one of the two")
     settings["model"] = model_folder(path, settings.get("model", "."))
+    if draft := (settings.get(DRAFT) or {}).get("model"):
+        settings[DRAFT] = settings[DRAFT] | {"model": model_folder(path, draft)}
     dtype = parameter(config, "dtype", "auto")
     if dtype != "auto" and settings.setdefault("dtype", dtype) != dtype:
         raise ConfigError(f"{path} sets dtype '{settings['dtype']}', and config.pbtxt '{dtype}': remove one of the two")
@@ -221,6 +224,8 @@ def memory_share(name: str, folder: Path, arguments: dict[str, Any]) -> float:
         loaded = size(stored, chosen_dtype(arguments["dtype"], stored))
     else:  # quantized
         loaded = sum(file.stat().st_size for file in weight_files(weights))
+    if draft := (arguments.get(DRAFT) or {}).get("model"):
+        loaded += sum(file.stat().st_size for file in weight_files(Path(draft)))
     adapters = (path.stat().st_size for path in folder.glob(f"{FOLDER}/*/{WEIGHTS}"))
     needed = loaded * HEADROOM + arguments[CACHE] + arguments.get("max_loras", 0) * max(adapters, default=0)
     free, total = torch.cuda.mem_get_info(0)
@@ -243,6 +248,7 @@ class VllmEngine(TokenEngine):
         self.counted: set[int] = set()  # the texts whose cached tokens are in `prefix_tokens`
         self.prefix_tokens = 0
         self.watcher = Watcher()
+        self.has_draft = bool(arguments.get(DRAFT))
         try:
             self.engine = self.call(self.load, arguments)
         except Exception as error:
@@ -267,6 +273,10 @@ class VllmEngine(TokenEngine):
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+        if self.has_draft:
+            for name, is_set in (("min_p", options.min_p and options.temperature), ("logit_bias", options.logit_bias)):
+                if is_set:
+                    raise BadRequest(f"option '{name}': {VLLM} does not have it together with a draft (DRAFT)")
         sampling = SamplingParams(
             max_tokens=options.max_new_tokens,
             temperature=options.temperature,

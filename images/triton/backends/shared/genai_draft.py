@@ -1,0 +1,94 @@
+"""Proposed tokens with OpenVINO GenAI: a draft model or the text itself proposes several, which the model checks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import openvino
+import openvino_genai as genai
+
+from shared.continuation import Options
+from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, SETTINGS
+from shared.prompts import OPENVINO
+from shared.types import BadRequest
+
+# The kinds in limits.json. A draft model is in the folder of its name.
+DRAFT, LOOKUP = "draft", "lookup"
+NGRAM = 3  # a text that repeats up to this many tokens is proposed what followed them
+BLOCK = 32  # tokens of a block of the cache
+BYTES = dict(zip(CACHE_PRECISIONS, (4, 2, 1), strict=True))
+
+
+class Draft:
+    """Lets tokens be proposed, and texts begin only where GenAI 2026.4.1 then computes them right.
+
+    A step that reads a part of a prompt, checks a part of the proposed tokens or takes the cache from a running text
+    gives wrong tokens or fails. So each prompt is read in one step, and the cache has room for each text to its end.
+    """
+
+    def __init__(self, kind: str, tokens: int, batch: int) -> None:
+        self.kind, self.tokens = kind, tokens
+        self.has_model = kind == DRAFT
+        self.checked = (1 + tokens) * batch  # by a step
+        self.blocks = 0
+        self.begun: dict[int, int] = {}  # the blocks of each text
+
+    def prepare(self, scheduler: genai.SchedulerConfig, folder: Path, gigabytes: int, precision: str) -> float:
+        """Set the scheduler's limits, and return the gigabytes of both caches."""
+        if not self.kind:
+            return gigabytes
+        width = cache_width(folder)
+        self.blocks = int(gigabytes * 1e9 / (width * BYTES[precision] * BLOCK))
+        scheduler.cache_size, scheduler.num_kv_blocks = 0, self.blocks
+        scheduler.max_num_batched_tokens += self.checked
+        if self.has_model:
+            scheduler.max_num_batched_tokens = self.blocks * BLOCK + self.checked
+        return gigabytes * (1 + (cache_width(folder / DRAFT) / width if self.has_model else 0))
+
+    def settings(self, scheduler: genai.SchedulerConfig, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+        if self.has_model:
+            own = SETTINGS | settings
+            return {"draft_model": genai.draft_model(folder / DRAFT, "CPU", scheduler_config=scheduler, **own)}
+        return {"prompt_lookup": True} if self.kind else {}
+
+    def has_room(self, prompt: list[int], options: Options) -> bool:
+        return not self.begun or sum(self.begun.values()) + self.needed(prompt, options) <= self.blocks
+
+    def needed(self, prompt: list[int], options: Options) -> int:
+        return math.ceil((len(prompt) + options.max_new_tokens + self.tokens + 1) / BLOCK)
+
+    def begin(self, key: int, prompt: list[int], options: Options, config: genai.GenerationConfig) -> None:
+        """Let a text's tokens be proposed. Raise BadRequest for what GenAI 2026.4.1 then cannot do."""
+        if not self.kind:
+            return
+        refused = {
+            "logprobs": bool(options.logprobs),  # it finds no alternatives; 0 asks for none
+            "min_tokens": options.min_tokens > 0,  # it counts proposed tokens, too
+            "structured_outputs": self.has_model and bool(options.structured_outputs),  # and fails
+        }
+        for name in (name for name, is_set in refused.items() if is_set):
+            raise BadRequest(f"option '{name}': {OPENVINO} does not have it together with a draft (DRAFT)")
+        if (needed := self.needed(prompt, options)) > self.blocks:
+            raise BadRequest(
+                f"the prompt and 'max_new_tokens' take {needed * BLOCK} tokens of the cache for keys and values, which "
+                f"has {self.blocks * BLOCK}: raise 'cache_gigabytes'"
+            )
+        config.num_assistant_tokens = self.tokens
+        # Also with a draft model: otherwise GenAI accepts its tokens by chance, so that a seed gives other texts, and
+        # fails where it refuses one.
+        config.max_ngram_size = NGRAM
+        self.begun[key] = needed
+
+    def keep(self, running: Collection[int]) -> None:
+        """Forget all other texts, after the step that took them out of the cache."""
+        self.begun = {key: own for key, own in self.begun.items() if key in running}
+
+
+def cache_width(folder: Path) -> int:
+    """Return how many numbers a model of this folder keeps for each token."""
+    sinks = openvino.Core().read_model(folder / f"{MODEL}.xml").get_sinks()
+    shapes = [list(sink.input(0).get_partial_shape()) for sink in sinks]
+    return sum(math.prod(side.get_length() for side in shape if side.is_static) for shape in shapes)

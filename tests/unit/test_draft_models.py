@@ -1,0 +1,120 @@
+"""A draft model and lookup make a language model faster, and change none of its texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.support.checkpoints import language
+from tests.support.checkpoints.lora import save_adapter
+from tests.unit.test_continuous_generation import PROMPTS, send, start, text, together
+from triton_transformers.models.catalogue import Job
+from triton_transformers.models.drafts import LOOKUP
+from triton_transformers.models.exporters.generation import assemble
+from triton_transformers.models.sources import Weights
+from triton_transformers.settings import UserError
+
+KINDS = ("model", LOOKUP)
+MANY = [*PROMPTS, "going home going home going", *(f"{number} trains left " * number for number in range(2, 14))]
+OPTIONS = {
+    "greedy": {},
+    "seed": {"temperature": 0.8, "top_p": 0.9, "seed": 7},
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+    "penalties of a seed": {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3, "top_k": 9},
+    "stop": {"stop": ["e", "a"]},
+    "end": {"stop_token_ids": [*range(40, 60)]},
+    "ignore": {"ignore_eos": True},
+    "one token": {"max_new_tokens": 1},
+    "two tokens": {"max_new_tokens": 2},
+    "logprobs": {"logprobs": 0},
+    "structure": {"structured_outputs": {"regex": "(yes|no|maybe)( and (yes|no|maybe))*"}},
+    "adapter": {"lora_name": "tone"},
+}
+
+
+@pytest.fixture(scope="module")
+def served(pb_utils, tmp_path_factory):
+    """Return the model without a draft, with a draft model that often proposes right tokens, and with lookup."""
+    folder = tmp_path_factory.mktemp("drafts")
+    base, draft = language.save_llama(folder / "base"), folder / "near"
+    language.save_llama(draft)
+    network = AutoModelForCausalLM.from_pretrained(draft)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        for parameter in network.parameters():
+            parameter += 0.05 * parameter.std() * torch.randn_like(parameter)
+    network.save_pretrained(draft)
+    save_adapter(folder / "tone", base, layers="q_proj|v_proj")
+    kinds = {"": None, "model": Weights(draft, "near", ""), LOOKUP: Weights(Path(), LOOKUP, LOOKUP)}
+    models = {}
+    for kind, proposes in kinds.items():
+        (folder / f"served{kind}").mkdir()
+        assemble(Job("x", "text-generation", "openvino-fp32", base, False, folder / f"served{kind}", draft=proposes))
+        add_adapter(folder / "tone", folder / f"served{kind}/x/1")
+        models[kind] = start(folder / f"served{kind}/x", batched_tokens=8, max_batch=8)
+    yield models
+    for model in models.values():
+        model.finalize()
+
+
+def add_adapter(source: Path, version: Path) -> None:
+    from triton_transformers.models.exporters import adapter_files
+
+    adapter_files.write("x:tone", source, version / "adapters/tone", version)
+    adapter_files.write_graph("x", version, version, [version / "adapters/tone"])
+
+
+def written(options: dict) -> dict:
+    return {
+        name: json.dumps(value) if isinstance(value, (dict, list)) and name != "stop" else value
+        for name, value in options.items()
+    }
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_change_no_text_alone_and_together(served, kind, name):
+    options = OPTIONS[name]
+    if (kind, name) == ("model", "structure"):
+        return
+    expected = [text(served[""], prompt, **written(options)) for prompt in MANY]
+    assert together(served[kind], MANY * 2, **written(options)) == expected * 2
+    assert [text(served[kind], prompt, **written(options)) for prompt in MANY] == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        ("model", {"logprobs": 2}, "option 'logprobs'"),
+        (LOOKUP, {"min_tokens": 2}, "option 'min_tokens'"),
+        ("model", OPTIONS["structure"], "option 'structured_outputs'"),
+    ],
+)
+def test_options_that_go_wrong_with_drafts_are_refused(served, kind, options, reason):
+    request = send(served[kind], "It", **written(options))
+    assert request.sender.finished.wait(60)
+    (status, message) = request.sender.responses[0].error
+    assert status == "INVALID_ARG" and reason in message and "together with a draft" in message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_wait_until_the_cache_has_room_to_their_ends(served, kind, monkeypatch):
+    draft = served[kind].engine.draft
+    monkeypatch.setattr(draft, "blocks", 4)
+    expected = [text(served[""], prompt, max_new_tokens=60) for prompt in MANY[:8]]
+    assert together(served[kind], MANY[:8], max_new_tokens=60) == expected
+    request = send(served[kind], "It", max_new_tokens=200)
+    assert request.sender.finished.wait(60)
+    assert "raise 'cache_gigabytes'" in request.sender.responses[0].error[1]
+    assert not draft.begun
+
+
+def test_draft_with_other_tokens_is_refused(tmp_path):
+    base, other = language.save_llama(tmp_path / "base"), language.save_gpt2(tmp_path / "other")
+    draft = Weights(other, "other", "")
+    with pytest.raises(UserError, match="DRAFT: other has other tokens than x"):
+        assemble(Job("x", "text-generation", "openvino-fp32", base, False, tmp_path, draft=draft))
