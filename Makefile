@@ -50,7 +50,7 @@ if_installed = $(if $(is_installed),$(stack) $(1),echo "not running: 'make up' s
 up: packages ## Start the stack, serve SYSTEMS and unload others, print the addresses: RUNTIME, PROFILE, SYSTEMS
 	@$(stack) up
 
-add: packages ## Serve SYSTEM too, and add it to SYSTEMS in .env: with HF_MODEL or SOURCE if it is new; ADAPTERS of a language model
+add: packages ## Serve SYSTEM too, and add it to SYSTEMS in .env: with HF_MODEL or SOURCE if it is new; ADAPTERS, DRAFT of a language model
 	@$(stack) add
 
 remove: packages ## Unload SYSTEM, delete its files, take it out of SYSTEMS in .env; SYSTEM=name:adapter removes an adapter

@@ -13,10 +13,11 @@ from tests.support.checkpoints import language
 from tests.support.checkpoints.lora import save_adapter
 from tests.unit.test_continuous_generation import PROMPTS, send, start, text, together
 from triton_transformers.models.catalogue import Job
-from triton_transformers.models.drafts import LOOKUP
+from triton_transformers.models.drafts import LOOKUP, check_draft, is_recorded, requested_draft
 from triton_transformers.models.exporters.generation import assemble
-from triton_transformers.models.sources import Weights
-from triton_transformers.settings import UserError
+from triton_transformers.models.record import Record
+from triton_transformers.models.sources import Folder, Hub, Weights
+from triton_transformers.settings import Settings, UserError
 
 KINDS = ("model", LOOKUP)
 MANY = [*PROMPTS, "going home going home going", *(f"{number} trains left " * number for number in range(2, 14))]
@@ -118,3 +119,29 @@ def test_draft_with_other_tokens_is_refused(tmp_path):
     draft = Weights(other, "other", "")
     with pytest.raises(UserError, match="DRAFT: other has other tokens than x"):
         assemble(Job("x", "text-generation", "openvino-fp32", base, False, tmp_path, draft=draft))
+
+
+@pytest.mark.parametrize(
+    ("setting", "recorded", "expected"),
+    [
+        ("", "", ""),
+        ("", LOOKUP, LOOKUP),
+        ("", "some/name@abc main", Hub("some/name", "abc")),
+        ("", "/a/folder 123", Folder(Path("/a/folder"))),
+        ("none", LOOKUP, ""),
+        ("lookup", "some/name@abc", LOOKUP),
+        ("some/name@main", LOOKUP, Hub("some/name", "main")),
+        ("/a/folder", "", Folder(Path("/a/folder"))),
+    ],
+)
+def test_draft_is_the_one_of_the_setting_or_the_one_before(setting, recorded, expected):
+    record = Record("x", (), "text-generation", "openvino", "2", (), "", "", facts={"draft": recorded})
+    settings = Settings.load().replace(DRAFT=setting)
+    assert requested_draft(settings, record) == expected
+    assert is_recorded(expected, record) == (not setting and not isinstance(expected, Folder))
+
+
+@pytest.mark.parametrize("task, form", [("text-generation", "python"), ("text-classification", "onnx")])
+def test_formats_without_drafts_are_refused(task, form):
+    with pytest.raises(UserError, match=f"DRAFT: x is {task} .{form}., .*: set DRAFT=none"):
+        check_draft("x", task, form)

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -20,7 +21,7 @@ import transformers
 from safetensors.torch import save_file
 
 from shared.continuation import Options, Row
-from shared.types import ConfigError
+from shared.types import BadRequest, ConfigError
 from tests.support.checkpoints import language
 from tests.support.checkpoints.lora import merged, save_adapter
 from tests.support.checkpoints.vision_language import CONTEXT, save_vision_language
@@ -30,6 +31,7 @@ from triton_transformers.models import backends
 from triton_transformers.models.catalogue import Job
 from triton_transformers.models.exporters import adapter_files
 from triton_transformers.models.exporters.generation import CACHE_BYTES, assemble
+from triton_transformers.models.sources import Weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -282,6 +284,24 @@ def test_files_that_choose_the_image_choose_the_engine(pb_utils):
     chosen = importlib.import_module("generation.model").ENGINES
     assert list(backends.ENGINES)[:-1] == list(chosen)[: len(backends.ENGINES) - 1]
     assert (backends.ENGINES["model.json"], chosen["model.json"][0]) == ("vllm", "shared.vllm_engine")
+
+
+def test_draft_is_next_to_the_weights_and_refuses_what_vllm_refuses(module, tmp_path):
+    weights = language.save_mistral(tmp_path / "weights")
+    near = Weights(language.save_mistral(tmp_path / "near"), "near", "")
+    assemble(Job("fast", "text-generation", "vllm", weights, False, tmp_path, draft=near))
+    own = tmp_path / "fast/1"
+    draft = module.engine_arguments(own, {})["speculative_config"]
+    assert draft == {"method": "draft_model", "model": str(own / "draft"), "num_speculative_tokens": 4}
+    engine, tokenizer = load(module, own)
+    tokens, plain = tokenizer.encode("It"), Options(4, 1.0, 1.0, 0, ())
+    for wrong in ({"min_p": 0.1}, {"logit_bias": {7: 1.0}}):
+        with pytest.raises(
+            BadRequest, match=f"option '{next(iter(wrong))}': .* does not have it together with a draft"
+        ):
+            engine.add(0, tokens, replace(plain, **wrong))
+    engine.add(0, tokens, replace(plain, temperature=0.0, min_p=0.1))
+    finish(engine, {0: tokens})
 
 
 # --- model.json -------------------------------------------------------------------------------------------------------

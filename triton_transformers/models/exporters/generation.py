@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,8 +87,13 @@ def add_draft(
             raise UserError(
                 f"DRAFT: {draft.name} has other tokens than {job.system}: name a smaller model of the same family"
             )
-        if job.format == "vllm":
+        if job.format == "vllm":  # which proposes nothing beyond the draft's context
             copy_checkpoint(own, weights, other, folder)
+        elif (theirs["context"] or math.inf) < (limits["context"] or math.inf):
+            raise UserError(
+                f"DRAFT: {draft.name} reads {theirs['context']:,} tokens and {job.system} more: name another model, or "
+                "set DRAFT=lookup"
+            )
         else:
             try:
                 openvino_export.export_draft(own, other, theirs["context"], limits["vocabulary"], folder)

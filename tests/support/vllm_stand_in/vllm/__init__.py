@@ -57,6 +57,7 @@ class EngineArgs:
     max_loras: int = 1
     max_cpu_loras: int | None = None
     max_lora_rank: int = 16
+    speculative_config: dict[str, Any] | None = None  # which the stand-in ignores
 
 
 @dataclasses.dataclass
