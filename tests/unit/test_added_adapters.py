@@ -29,12 +29,11 @@ from triton_transformers.models.adapters import CONFIG, WEIGHTS
 from triton_transformers.models.added_adapters import (
     adapter_changes,
     change_adapters,
-    place,
     requested_adapters,
     set_parameter,
 )
 from triton_transformers.models.exporters import adapter_files, language_graph
-from triton_transformers.models.sources import Folder, Hub
+from triton_transformers.models.sources import Folder, Hub, place
 from triton_transformers.settings import Settings, UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
