@@ -165,26 +165,29 @@ def test_text_joins_while_another_runs(served):
     assert short.pieces_before < 10 < len(long.responses)
 
 
+@pytest.mark.usefixtures("pb_utils")
 @pytest.mark.parametrize(
-    ("prompt", "new_tokens", "steps", "shares"),
+    ("prompt", "new_tokens", "steps", "shares", "shares_with_draft"),
     [
-        ([1, 2, 3], 1, 1, True),  # the engine has read the whole prompt of the running text, [1, 2], and no more
-        ([1, 2, 3], 2, 2, False),
-        ([1, 2], 1, 1, False),
-        ([1, 3], 1, 1, False),
-        ([1, 3], 0, 1, True),  # it has read a part
-        ([1, 3], 0, 0, False),  # or nothing
-        ([2, 3], 0, 1, False),
+        ([1, 2, 3], 1, 1, True, True),  # the engine has read the whole prompt of the running text, [1, 2], and no more
+        ([1, 2, 3], 2, 2, False, False),
+        ([1, 2], 1, 1, False, True),
+        ([1, 2], 0, 0, False, True),
+        ([1, 3], 1, 1, False, False),
+        ([1, 3], 0, 1, True, True),  # it has read a part
+        ([1, 3], 0, 0, False, False),  # or nothing
+        ([2, 3], 0, 1, False, False),
     ],
 )
-def test_text_waits_while_it_would_share_a_block_that_is_not_full(prompt, new_tokens, steps, shares):
+def test_text_waits_while_it_would_share_a_block_that_is_not_full(prompt, new_tokens, steps, shares, shares_with_draft):
     from shared.continuation import Row
-    from shared.continuous_generation import may_share_block
+    from shared.genai_engine import may_share_block
 
     running = Row("", [1, 2], None)
     running.tokens += range(new_tokens)
     running.steps = steps
-    assert may_share_block(prompt, running) is shares
+    assert may_share_block(prompt, running, has_draft=False) is shares
+    assert may_share_block(prompt, running, has_draft=True) is shares_with_draft
 
 
 def test_prompts_that_begin_alike_are_answered_as_alone(served):

@@ -103,15 +103,28 @@ def test_options_that_go_wrong_with_drafts_are_refused(served, kind, options, re
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_wait_until_the_cache_has_room_to_their_ends(served, kind, monkeypatch):
-    draft = served[kind].engine.draft
-    monkeypatch.setattr(draft, "blocks", 4)
-    expected = [text(served[""], prompt, max_new_tokens=60) for prompt in MANY[:8]]
-    assert together(served[kind], MANY[:8], max_new_tokens=60) == expected
-    request = send(served[kind], "It", max_new_tokens=200)
+def test_texts_wait_until_the_cache_has_room_to_their_ends(served, kind, monkeypatch, tmp_path_factory):
+    """The cache has 160 tokens, each text takes 64 or 96 of them, and no text may have more than all."""
+    monkeypatch.setattr("shared.genai_draft.cache_width", lambda folder: 1e9 / (4 * 160))
+    model = start(next(tmp_path_factory.getbasetemp().glob(f"drafts*/served{kind}/x")))
+    expected = [text(served[""], prompt, max_new_tokens=50) for prompt in MANY[:8]]
+    assert together(model, MANY[:8] * 3, max_new_tokens=50) == expected * 3
+    request = send(model, "It", max_new_tokens=155)
     assert request.sender.finished.wait(60)
-    assert "raise 'cache_gigabytes'" in request.sender.responses[0].error[1]
-    assert not draft.begun
+    assert "in the model's context of 155" in request.sender.responses[0].error[1]
+    model.finalize()
+    assert not model.engine.draft.begun
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_one_prompt_share_no_block_that_their_proposed_tokens_exceed(served, kind):
+    prompts = [("It is so late " * 9)[:length] for length in range(20, 120)]
+    near_end = [prompt for prompt in prompts if len(served[kind].tokenizer.encode(prompt)) % 32 in (29, 31)][:2]
+    texts = [(prompt, seed) for prompt in near_end for seed in range(8)]
+    expected = [text(served[""], prompt, temperature=1.0, seed=seed, max_new_tokens=8) for prompt, seed in texts]
+    requests = [send(served[kind], prompt, temperature=1.0, seed=seed, max_new_tokens=8) for prompt, seed in texts]
+    assert all(request.sender.finished.wait(60) for request in requests)
+    assert [request.sender.responses[0].outputs["text"][0].decode() for request in requests] == expected
 
 
 def test_draft_with_other_tokens_is_refused(tmp_path):

@@ -79,7 +79,7 @@ def test_list_marks_systems_on_disk_loaded_and_own(listed, tmp_path):
         written(tmp_path / name / "1/model.onnx", "x" * 2000)
         recipe = RECIPES[facts["task"]].version
         more = {"system": name, "also": [f"{name}_part"], "files": [f"{name}/1/model.onnx"], "recipe": recipe}
-        written(tmp_path / name / "1/assembled.json", json.dumps(facts | more))
+        written(tmp_path / name / "1/assembled.json", json.dumps(facts | more | {"draft": "a/b@1"}))
         written(tmp_path / f"{name}_part/config.pbtxt", CONFIG)
     shutil.copy(CONFIGS / "embedding/config.pbtxt", tmp_path / "embedding/config.pbtxt")
     written(tmp_path / "tokenizer/config.pbtxt", CONFIG)  # a step of embedding
@@ -88,7 +88,7 @@ def test_list_marks_systems_on_disk_loaded_and_own(listed, tmp_path):
     assert entry(text, "embedding").startswith("embedding on disk, 2.0 kB")
     assert entry(text, "falcon7b").startswith("falcon7b not assembled")
     spam = entry(text, "spam")
-    assert spam.startswith("spam loaded, on disk, 2.0 kB sentence-similarity, onnx tests/model@1")
+    assert spam.startswith("spam loaded, on disk, 2.0 kB sentence-similarity, onnx, draft a/b@1 tests/model@1")
     mine = entry(text, "mine")
     assert re.match(r"mine on disk, \d+ bytes your own", mine)
     assert "ids INT64 [N,-1,3], (text BYTES [N,1]) → row FP32 [N,4]" in mine

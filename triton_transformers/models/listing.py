@@ -16,7 +16,9 @@ from triton_transformers.cli import out
 from triton_transformers.model_config import ModelConfig, Tensor, load_config, with_steps
 from triton_transformers.models.added_adapters import FACT
 from triton_transformers.models.catalogue import SYSTEMS
+from triton_transformers.models.drafts import FACT as DRAFT
 from triton_transformers.models.record import Record, read_records
+from triton_transformers.models.sources import source_of
 from triton_transformers.models.tasks import TEXT_TASKS, TextTask
 from triton_transformers.settings import Settings
 
@@ -68,7 +70,10 @@ def rows(repository: Path) -> Iterator[Row]:
         yield Row(system.name, about, weights, size)
     for record in records.values():
         if record.system not in SYSTEMS:
-            about = ", ".join([record.task, record.format, *(f"adapter {name}" for name in record.facts.get(FACT, ()))])
+            parts = [record.task, record.format, *(f"adapter {name}" for name in record.facts.get(FACT, ()))]
+            if draft := record.facts.get(DRAFT):
+                parts.append(f"draft {source_of(draft)}")
+            about = ", ".join(parts)
             yield Row(record.system, about, record.source, record.size(repository))
     for model in own_models(repository, list(records.values())):
         files = (path for path in (repository / model).rglob("*") if path.is_file())

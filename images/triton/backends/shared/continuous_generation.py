@@ -6,9 +6,10 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
@@ -51,12 +52,10 @@ class TokenEngine(ABC):
     """Continues texts that have keys of the caller's choice. One thread makes all calls."""
 
     name: str  # label `engine` of the metric transformers_engine
-    precision: str  # label `precision`
-    # A text gets wrong tokens if it begins in a block of the cache that a running text has not filled yet.
-    confuses_blocks = False
+    precision: str  # label `precision`, with what proposes tokens if anything does
 
-    def has_room(self, prompt: list[int], options: Options) -> bool:
-        """Return whether the engine can begin a text now. Without running texts, it can."""
+    def can_begin(self, row: Row[Any], running: Collection[Row[Any]]) -> bool:
+        """Return whether the engine can begin a text beside the running ones, or must run a step before."""
         return True
 
     @abstractmethod
@@ -130,8 +129,8 @@ class ContinuousGeneration(TextGeneration):
         """Give waiting rows to the engine while it has room; wait if it has none at all. Return False at the end."""
         while not self.rows or (len(self.rows) < self.max_batch and (self.held or not self.waiting.empty())):
             row, self.held = self.held or self.waiting.get(), None
-            if row and (self.shares_block(row) or not self.engine.has_room(row.prompt_tokens, row.options)):
-                self.held = row  # for a step; the engine reads prompts one after the other anyway
+            if row and not self.engine.can_begin(row, self.rows.values()):
+                self.held = row
                 break
             if row is None:  # finalize() was called
                 if not self.rows:
@@ -148,10 +147,6 @@ class ContinuousGeneration(TextGeneration):
             except Exception as error:
                 row.owner.fail(error)
         return True
-
-    def shares_block(self, row: Row[Job]) -> bool:
-        running = self.rows.values() if self.engine.confuses_blocks else ()
-        return any(may_share_block(row.prompt_tokens, other) for other in running)
 
     def begin(self, key: int, row: Row[Job]) -> None:
         self.engine.add(key, row.prompt_tokens, row.options)
@@ -203,11 +198,3 @@ class ContinuousGeneration(TextGeneration):
             waiting_texts=self.waiting.qsize() + bool(self.held),
             cache_usage_ratio=stats.cache_usage if self.rows else 0.0,
         )
-
-
-def may_share_block(prompt: list[int], running: Row[Job]) -> bool:
-    """Return whether the last block of the running text may hold only tokens that the prompt begins with."""
-    other = running.prompt_tokens
-    if running.new_tokens:  # after the first, the block has tokens of its own
-        return running.new_tokens == 1 and prompt[: len(other)] == other != prompt
-    return running.steps > 0 and prompt[0] == other[0]  # a step has read a part of its prompt

@@ -32,7 +32,9 @@ class Draft:
     def __init__(self, kind: str, tokens: int, batch: int) -> None:
         self.kind, self.tokens = kind, tokens
         self.has_model = kind == DRAFT
-        self.checked = (1 + tokens) * batch  # by a step
+        self.label = {DRAFT: ", draft model", LOOKUP: ", lookup"}.get(kind, "")
+        self.margin = 1 + tokens  # a step checks so many tokens of each text
+        self.checked = self.margin * batch
         self.blocks = 0
         self.begun: dict[int, int] = {}  # the blocks of each text
 
@@ -48,6 +50,11 @@ class Draft:
             scheduler.max_num_batched_tokens = self.blocks * BLOCK + self.checked
         return gigabytes * (1 + (cache_width(folder / DRAFT) / width if self.has_model else 0))
 
+    def context(self, context: int | None) -> int | None:
+        """Return the model's context, or the number of tokens of one text that fit the cache if it is smaller."""
+        fits = self.blocks * BLOCK - self.margin
+        return min(context or fits, fits) if self.kind else context
+
     def settings(self, scheduler: genai.SchedulerConfig, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         if self.has_model:
             own = SETTINGS | settings
@@ -58,7 +65,7 @@ class Draft:
         return not self.begun or sum(self.begun.values()) + self.needed(prompt, options) <= self.blocks
 
     def needed(self, prompt: list[int], options: Options) -> int:
-        return math.ceil((len(prompt) + options.max_new_tokens + self.tokens + 1) / BLOCK)
+        return math.ceil((len(prompt) + options.max_new_tokens + self.margin) / BLOCK)
 
     def begin(self, key: int, prompt: list[int], options: Options, config: genai.GenerationConfig) -> None:
         """Let a text's tokens be proposed. Raise BadRequest for what GenAI 2026.4.1 then cannot do."""
@@ -71,16 +78,11 @@ class Draft:
         }
         for name in (name for name, is_set in refused.items() if is_set):
             raise BadRequest(f"option '{name}': {OPENVINO} does not have it together with a draft (DRAFT)")
-        if (needed := self.needed(prompt, options)) > self.blocks:
-            raise BadRequest(
-                f"the prompt and 'max_new_tokens' take {needed * BLOCK} tokens of the cache for keys and values, which "
-                f"has {self.blocks * BLOCK}: raise 'cache_gigabytes'"
-            )
         config.num_assistant_tokens = self.tokens
         # Also with a draft model: otherwise GenAI accepts its tokens by chance, so that a seed gives other texts, and
         # fails where it refuses one.
         config.max_ngram_size = NGRAM
-        self.begun[key] = needed
+        self.begun[key] = self.needed(prompt, options)
 
     def keep(self, running: Collection[int]) -> None:
         """Forget all other texts, after the step that took them out of the cache."""

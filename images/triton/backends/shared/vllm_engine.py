@@ -248,7 +248,8 @@ class VllmEngine(TokenEngine):
         self.counted: set[int] = set()  # the texts whose cached tokens are in `prefix_tokens`
         self.prefix_tokens = 0
         self.watcher = Watcher()
-        self.has_draft = bool(arguments.get(DRAFT))
+        draft = arguments.get(DRAFT)
+        self.draft: str = draft.get("method", "draft") if draft else ""
         try:
             self.engine = self.call(self.load, arguments)
         except Exception as error:
@@ -258,7 +259,8 @@ class VllmEngine(TokenEngine):
                 "assemble the model with FORMAT=python"
             ) from error
         config = self.engine.model_config
-        self.precision: str = config.quantization or str(config.dtype).removeprefix("torch.")
+        precision: str = config.quantization or str(config.dtype).removeprefix("torch.")
+        self.precision = f"{precision}, {self.draft}" if self.draft else precision
         self.context: int = config.max_model_len
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -273,7 +275,7 @@ class VllmEngine(TokenEngine):
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        if self.has_draft:
+        if self.draft:
             for name, is_set in (("min_p", options.min_p and options.temperature), ("logit_bias", options.logit_bias)):
                 if is_set:
                     raise BadRequest(f"option '{name}': {VLLM} does not have it together with a draft (DRAFT)")
