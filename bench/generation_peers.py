@@ -167,8 +167,11 @@ def own_stack(form: str, work: Path) -> Iterator[Running]:
     command("models", variables | source, quiet=True)
     every_cpu = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {SERVER_CPU})  # which the stack's processes inherit
-    with server(variables, quiet=True):
-        os.sched_setaffinity(0, every_cpu)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(server(variables, quiet=True))
+        finally:
+            os.sched_setaffinity(0, every_cpu)
         leader = int((path / "state/run/supervisord.pid").read_text())
         running = Running(f"http://127.0.0.1:{variables['GATEWAY_PORT']}", "completions", leader)
         try:

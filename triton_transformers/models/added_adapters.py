@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from triton_transformers.cli import err, out
+from triton_transformers.files import write_atomically
 from triton_transformers.kinds import ADAPTERS as PARAMETER
 from triton_transformers.kinds import NAME
 from triton_transformers.model_config import find_config
@@ -78,14 +79,13 @@ def change_adapters(system: str, settings: Settings, repository: Path) -> None:
             version = Path(work) / f"{system}_stream/1"
             version.mkdir(parents=True)
             (version / "adapters.json").write_text(json.dumps(recorded, indent=2) + "\n")
-        put_in_place(record, recorded, Path(work), repository)
-    set_parameter(find_config(system, repository, settings.profile), recorded)
+        put_in_place(record, recorded, Path(work), repository, find_config(system, repository, settings.profile))
     for name in changes:
         out.print(f"{system}:{name}: {f'adapter of {recorded[name]}' if name in recorded else 'removed'}", markup=False)
 
 
-def put_in_place(record: Record, adapters: dict[str, str], staged: Path, repository: Path) -> None:
-    """Put the staged files in place, and delete those of adapters that are gone."""
+def put_in_place(record: Record, adapters: dict[str, str], staged: Path, repository: Path, config: Path | None) -> None:
+    """Put the staged files in place, name the adapters in the config.pbtxt, delete files of adapters that are gone."""
     new = [str(path.relative_to(staged)) for path in sorted(staged.rglob("*")) if path.is_file()]
     own = f"{record.system}/{FOLDER}/"
     kept = {
@@ -98,6 +98,7 @@ def put_in_place(record: Record, adapters: dict[str, str], staged: Path, reposit
     after.unfinished(record).write(repository)
     place_files(new, staged, repository)
     delete_files(set(record.files) - set(after.files), repository)
+    set_parameter(config, adapters)  # before the record is finished: an interrupted run is then repeated
     after.write(repository)
 
 
@@ -129,4 +130,4 @@ def set_parameter(config: Path | None, names: Iterable[str]) -> None:
         return
     text, names = LINE.sub("", config.read_text()), " ".join(sorted(names))
     line = f'parameters {{ key: "{PARAMETER}" value {{ string_value: "{names}" }} }}\n' if names else ""
-    config.write_text(text + line)
+    write_atomically(config, text + line)
