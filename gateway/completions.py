@@ -224,7 +224,9 @@ async def completions(request: Request) -> Response:
     options = body.options()
     system = await find(gateway.served, body.model, "text_input", bool(body.stream))
     check_ids(system, prompts, "prompt")
-    generation = body.request(system=system, source="text_input", rows=prompts, options=options, echo=bool(body.echo))
+    generation = body.request(
+        system=system, source="text_input", rows=prompts, options=system.sampling | options, echo=bool(body.echo)
+    )
     return await respond(request, generation, CompletionsForm(body), generation.streams)
 
 
@@ -242,7 +244,7 @@ async def chat_request(gateway: Gateway, body: ChatBody) -> GenerationRequest:
         system=system,
         source="messages",
         rows=[conversation(body.messages, tools)],
-        options=options,
+        options=system.sampling | options,
         images=images_of(body.messages),
         new_parser=tools.parser,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -80,12 +80,12 @@ class ResponsesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Reasoning()
     stream: bool = False
-    temperature: float = 1.0
+    temperature: float | None = None
     text: TextConfig | None = None
     tool_choice: str | dict[str, Any] = "auto"
     tools: list[dict[str, Any]] = []
     top_logprobs: int = 0
-    top_p: float = 1.0
+    top_p: float | None = None
 
 
 async def responses(request: Request) -> Response:
@@ -93,7 +93,7 @@ async def responses(request: Request) -> Response:
     chat = conversation(body)
     with chat.named_errors():
         generation = await chat.request(gateway_of(request), chat_fields(body))
-        return await respond(request, generation, ResponseForm(body), body.stream)
+        return await respond(request, generation, ResponseForm(body, generation.options), body.stream)
 
 
 # --- the request as one of a chat -------------------------------------------------------------------------------------
@@ -168,11 +168,12 @@ NOT_ECHOED = ("input", "include", "stream")
 
 
 class ResponseForm(BlockForm):
-    def __init__(self, body: ResponsesBody) -> None:
+    def __init__(self, body: ResponsesBody, options: Mapping[str, Any]) -> None:
         super().__init__()
         self.number = -1  # of the last event
         self.head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
         self.head |= {name: value for name, value in msgspec.to_builtins(body).items() if name not in NOT_ECHOED}
+        self.head |= {name: options.get(name, 1.0) for name in ("temperature", "top_p")}
         self.head["text"] = {"format": (body.text and body.text.format) or {"type": "text"}}
         self.head |= {"background": False, "previous_response_id": None, "store": False, "truncation": "disabled"}
 

@@ -67,6 +67,11 @@ class System:
         """Return the names of the adapters that `make add ADAPTERS=...` gave to a language model."""
         return self.parameter(ADAPTERS).split()
 
+    @property
+    def sampling(self) -> dict[str, float]:
+        """Return the options that the checkpoint of a language model asks for, where a request sets none."""
+        return dict(json.loads(self.parameter("sampling") or "{}"))
+
     def parameter(self, name: str) -> str:
         """Return a parameter of the model's configuration, "" if it has none of this name."""
         return self.config.parameters[name].string_value if name in self.config.parameters else ""

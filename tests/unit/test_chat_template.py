@@ -22,7 +22,7 @@ from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse, instance_args, parameters
 from triton_transformers.models.catalogue import Job
 from triton_transformers.models.exporters import chat_templates
-from triton_transformers.models.exporters.generation import assemble
+from triton_transformers.models.exporters.generation import assemble, read_sampling
 from triton_transformers.tensors import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -185,6 +185,24 @@ def test_form_of_calls_and_reasoning_is_found(weights, template, parameters):
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
     tokenizer.chat_template = template
     assert chat_templates.chat_parameters(tokenizer) == parameters
+
+
+@pytest.mark.parametrize(
+    ("settings", "sampling"),
+    [
+        (None, {}),
+        ({"temperature": 0.6}, {}),  # transformers would not sample
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20},
+            {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
+        ),
+        ({"do_sample": True, "temperature": 9.5, "top_p": None, "top_k": 0, "min_p": "a", "eos_token_id": 2}, {}),
+    ],
+)
+def test_sampling_of_the_checkpoint_is_read(tmp_path, settings, sampling):
+    if settings is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    assert read_sampling(tmp_path) == sampling
 
 
 @pytest.mark.parametrize(

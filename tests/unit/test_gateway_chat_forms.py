@@ -269,7 +269,7 @@ SAMPLING = {"temperature": 0.5, "top_p": 0.25}
 REACHES = {"temperature": [0.5], "top_p": [0.25]}
 # The fields of every request.
 ALWAYS = {
-    RESPONSES: {"temperature": [1.0], "top_p": [1.0], "exclude_input_in_output": [True]},
+    RESPONSES: {"temperature": [1.0], "exclude_input_in_output": [True]},
     MESSAGES: {"temperature": [1.0], "max_new_tokens": [99], "exclude_input_in_output": [True]},
 }
 

@@ -87,6 +87,10 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
             parameters={"adapters": "tone"},
         ),
         generator("sampler_stream", SAMPLER_INPUTS, streams=True),
+        dataclasses.replace(
+            generator("tuned", SAMPLER_INPUTS),
+            parameters={"sampling": '{"temperature": 0.5, "top_p": 0.75, "top_k": 20}'},
+        ),
         caller("caller", streams=False),
         caller("caller_stream", streams=True),
         generator("greedy", {name: GENERATION_INPUTS[name] for name in ("text_input", "max_new_tokens")}),
@@ -198,6 +202,21 @@ def test_completions_defaults_are_openais(gateway: RunningGateway, received: lis
         "exclude_input_in_output": [True],
     }
     assert received[0].outputs == ["text_output", "finish_reason", *COUNTS]
+
+
+@pytest.mark.parametrize(
+    ("fields", "temperature", "top_k"), [({}, 0.5, '{"top_k":20}'), ({"temperature": 2, "top_k": 3}, 2, '{"top_k":3}')]
+)
+def test_checkpoint_sets_the_defaults_of_sampling(gateway, received, fields, temperature, top_k) -> None:
+    complete(gateway, model="tuned", **fields)
+    inputs = values(received)
+    assert (inputs["temperature"], inputs["top_p"]) == ([temperature], [0.75])
+    assert inputs["sampling_parameters"] == [top_k]
+
+
+def test_response_names_the_sampling_of_the_checkpoint(gateway: RunningGateway) -> None:
+    response = gateway.post("/v1/responses", {"model": "tuned", "input": "text", "top_p": 1}).json
+    assert (response["temperature"], response["top_p"]) == (0.5, 1)
 
 
 def test_options_reach_the_model(gateway: RunningGateway, received: list[Any]) -> None:

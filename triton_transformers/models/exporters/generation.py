@@ -25,6 +25,8 @@ from triton_transformers.settings import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Option that a checkpoint's generation_config.json may set -> its maximum, of its type. Zero asks for nothing.
+SAMPLING = {"temperature": 2.0, "top_p": 1.0, "top_k": 2**31 - 1, "min_p": 1.0}
 # The files beside the weights that transformers reads: configurations and tokenizers.
 SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 
@@ -42,6 +44,9 @@ def assemble_readable(job: Job) -> Outcome:
     for folder in (version, streamed / "1"):
         folder.mkdir(parents=True)
     outcome = Outcome(f"{streamed.name} streams the same texts; {chat_summary(tokenizer)}")
+    if sampling := read_sampling(job.weights):
+        options = ", ".join(f"{name} {value}" for name, value in sampling.items())
+        outcome = outcome.join(Outcome(f"clients of the gateway get {options} by default"))
     if job.format == "python":
         outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
     else:
@@ -65,7 +70,8 @@ def assemble_readable(job: Job) -> Outcome:
         tokenizer.backend_tokenizer.save(str(version / "tokenizer.json"))
     write_chat_templates(tokenizer, version)
     if job.system not in SYSTEMS:
-        write_configs(job, served, streamed, chat_parameters(tokenizer))
+        parameters = {"sampling": json.dumps(sampling)} if sampling else {}
+        write_configs(job, served, streamed, chat_parameters(tokenizer) | parameters)
     return outcome
 
 
@@ -166,6 +172,18 @@ def write_configs(job: Job, served: Path, streamed: Path, chat: dict[str, str]) 
         if job.task == IMAGE_TEXT:
             config["input"].append(tensor("images", "STRING", [-1], optional=True))
         write_config(model, comment, config, {**parameters, **chat})
+
+
+def read_sampling(folder: Path) -> dict[str, float]:
+    """Return how the checkpoint asks to sample, as vLLM reads it; nothing if it asks for the most probable tokens."""
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    asked = {name: settings.get(name) for name in SAMPLING if settings.get("do_sample")}
+    return {
+        name: value
+        for name, value in asked.items()
+        if isinstance(value, type(SAMPLING[name])) and 0 < value <= SAMPLING[name]
+    }
 
 
 # --- the files that a server without transformers reads beside tokenizer.json -----------------------------------------
