@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ from gateway.context import Gateway, gateway_of
 from gateway.event_streams import event
 from gateway.image_urls import Image
 from gateway.rows import ImageUrl, Input, TokenId, as_rows, check_count, check_ids
+from gateway.served_systems import System
 from gateway.text_generation import FIELDS, Chunk, GenerationRequest, TokenCounts, TokenLogprob, find, respond
 from gateway.tool_calls import CallDelta, Delta
 from gateway.tools_fields import Tool, ToolCall, ToolChoice, ToolUse
@@ -112,7 +113,9 @@ class GenerationBody(Sampling, kw_only=True, forbid_unknown_fields=True):
         options = {name: getattr(self, name) for name in Sampling.__struct_fields__}
         return options | {"max_new_tokens": self.max_tokens, "structured_outputs": self.structure()}
 
-    def request(self, **fields: Any) -> GenerationRequest:
+    def request(self, system: System, options: Mapping[str, Any], **fields: Any) -> GenerationRequest:
+        given = {name: value for name, value in options.items() if value is not None}
+        fields |= {"system": system, "options": system.sampling | given}
         fields |= {"model": self.model, "streams": bool(self.stream), "n": self.n or 1, "fields": self.names()}
         return GenerationRequest(**fields)
 
@@ -224,9 +227,7 @@ async def completions(request: Request) -> Response:
     options = body.options()
     system = await find(gateway.served, body.model, "text_input", bool(body.stream))
     check_ids(system, prompts, "prompt")
-    generation = body.request(
-        system=system, source="text_input", rows=prompts, options=system.sampling | options, echo=bool(body.echo)
-    )
+    generation = body.request(system, options, source="text_input", rows=prompts, echo=bool(body.echo))
     return await respond(request, generation, CompletionsForm(body), generation.streams)
 
 
@@ -241,10 +242,10 @@ async def chat_request(gateway: Gateway, body: ChatBody) -> GenerationRequest:
     tools = ToolUse(system, body.tools, body.tool_choice, body.parallel_tool_calls, options["chat_template_kwargs"])
     options |= tools.options(options["structured_outputs"])
     return body.request(
-        system=system,
+        system,
+        options,
         source="messages",
         rows=[conversation(body.messages, tools)],
-        options=system.sampling | options,
         images=images_of(body.messages),
         new_parser=tools.parser,
     )

@@ -60,7 +60,7 @@ class GenerationRequest:
     system: System  # as `find` returned it
     source: Literal["text_input", "messages"]  # the model's input with the rows
     rows: Sequence[Row]
-    options: Mapping[str, Any]  # with the names that the model has; None: not set
+    options: Mapping[str, Any]  # with the names that the model has
     fields: Mapping[str, str]  # option or input of the model -> field of the request, where the names differ
     model: str  # as the client named it
     streams: bool = False
@@ -221,11 +221,10 @@ def option_tensors(request: GenerationRequest) -> list[Tensor]:
     sampling: dict[str, Any] = {"lora_name": adapter} if adapter else {}
     default: dict[str, Any] = {"temperature": 1.0} if "temperature" in inputs else {}  # OpenAI's
     for name, value in {**default, **request.options}.items():
-        value = default.get(name) if value is None else value
         if (name if name in OPTIONS else SAMPLING_PARAMETERS) not in inputs:
-            if value is not None and value not in NEUTRAL.get(name, NOTHING):
+            if value not in NEUTRAL.get(name, NOTHING):
                 raise unsupported(request, name)
-        elif value is None or name == "seed" or value == []:
+        elif name == "seed" or value == []:
             continue
         elif name == "stop":
             tensors.append(Tensor.from_texts(name, [value] if isinstance(value, str) else value))
@@ -253,7 +252,7 @@ async def _pieces(
     gateway: Gateway, request: GenerationRequest, tensors: Sequence[Tensor]
 ) -> AsyncGenerator[list[Piece], None]:
     """Yield each response of the model as its texts. Raise ApiError that names a field of the request."""
-    unneeded = {LOGPROBS: request.options.get(LOGPROBS) is None, STOP: not request.options.get("stop")}
+    unneeded = {LOGPROBS: LOGPROBS not in request.options, STOP: not request.options.get("stop")}
     wanted = (TEXT, REASON, *COUNTS, LOGPROBS, STOP)
     names = [name for name in wanted if name in request.system.outputs and not unneeded.get(name)]
     prompt_tokens = new_tokens = 0
