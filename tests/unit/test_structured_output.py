@@ -12,9 +12,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shared.json_grammar import json_grammar
-from shared.structure import WorkerEnded, vocabulary
+from shared.structure import vocabulary
 from shared.structure_worker import canonical
 from shared.types import BadRequest
+from shared.worker_process import WorkerEnded
 from tests.support import python_backend
 from tests.support.checkpoints import language
 from tests.support.documents import document
@@ -164,10 +165,10 @@ def test_texts_go_on_while_a_structure_compiles_that_takes_too_much(served, monk
     def ask(worker, line):
         asked.set()
         assert go.wait(60)
-        raise WorkerEnded("it takes too much memory to compile: make it smaller")
+        raise WorkerEnded("too much memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr("shared.structure.Worker.ask", ask)
+        patched.setattr("shared.worker_process.WorkerProcess.ask", ask)
         held = send(served, {"choice": ["held"]})
         assert asked.wait(60)
         assert answer(send(served))[1]

@@ -19,11 +19,12 @@ from triton_transformers.models.added_adapters import change_adapters, keep_adap
 from triton_transformers.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
 from triton_transformers.models.drafts import FACT as DRAFT
 from triton_transformers.models.drafts import check_draft, open_draft
+from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.models.placement import delete_files, place_files
 from triton_transformers.models.record import DEFAULT, IGNORE, Record, read_record, read_records
 from triton_transformers.models.selection import missing_systems
 from triton_transformers.models.sources import Weights, open_weights
-from triton_transformers.models.tasks import LIST, task_of, transformers_of
+from triton_transformers.models.tasks import LIST, needs_pipeline, read_config, task_of, transformers_of
 from triton_transformers.models.unsupported import check_model, check_task, check_weights
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import Settings, UserError
@@ -113,6 +114,13 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
         formats = ", ".join(recipe.formats)
         raise UserError(f"FORMAT={system.format} is not available for {system.name} ({task}): set one of {formats}")
     form = "neuron" if target else system.format or recipe.default_format(settings.profile)
+    if not system.format and needs_pipeline(task, read_config(weights.folder)):
+        form = PIPELINE
+    if form == PIPELINE and settings.profile == "neuron":
+        raise UserError(
+            f"{system.name} ({task}) runs as a pipeline of PyTorch, which AWS Neuron has no compiler for: "
+            "set PROFILE=cpu or cuda"
+        )
     if system.draft:
         check_draft(system.name, task, form)
     return Job(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from triton_transformers.models.pipeline_tasks import FASTER, PIPELINE, PIPELINE_TASKS
 from triton_transformers.models.sources import Hub, Package, Source, Weights
 from triton_transformers.models.tasks import IMAGE_TEXT, TEXT_IMAGE, TEXT_TASKS
 from triton_transformers.neuron.target import Target
@@ -16,7 +17,7 @@ from triton_transformers.settings import UserError
 ONNX_FORMATS = ("onnx", "onnx-int8", "python")
 TEXT_FORMATS = ("openvino", "openvino-int4", "openvino-fp16", "openvino-fp32", "vllm", "python")
 # All formats that `make models` can make.
-FORMATS = tuple(dict.fromkeys(ONNX_FORMATS + TEXT_FORMATS))
+FORMATS = tuple(dict.fromkeys((*ONNX_FORMATS, *TEXT_FORMATS, PIPELINE)))
 
 
 def runs_on(form: str, profile: str) -> bool:
@@ -88,8 +89,9 @@ class Recipe:
         return next(form for form in self.formats if runs_on(form, profile))
 
     def assemble(self, job: Job) -> Outcome:
+        name = PIPELINE if job.format == PIPELINE else self.module
         module = importlib.import_module(
-            f"triton_transformers.models.exporters.{self.module}"
+            f"triton_transformers.models.exporters.{name}"
         )  # torch takes seconds to import
         return module.assemble(job)
 
@@ -114,6 +116,7 @@ class System:
 
 
 RECIPES = {
+    **{task: Recipe(PIPELINE, (PIPELINE,)) for task in PIPELINE_TASKS},
     **{task: Recipe("text", neuron=True) for task in TEXT_TASKS},
     **{task: Recipe("text", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
     TEXT_IMAGE: Recipe("vision"),
@@ -123,6 +126,7 @@ RECIPES = {
     "image-feature-extraction": Recipe("vision"),
     "gpt2": Recipe("gpt2", ("onnx",)),
 }
+RECIPES |= {task: replace(RECIPES[task], formats=(*RECIPES[task].formats, PIPELINE)) for task in FASTER}
 
 HASHES = (
     ("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from triton_transformers.kinds import TOKEN_COUNT
 from triton_transformers.models.adapters import adapter_folders
+from triton_transformers.models.pipeline_tasks import FASTER, PIPELINE_TASKS, pipeline_tasks_of
 from triton_transformers.settings import UserError
 
 Axes = tuple[str | int, ...]
@@ -226,6 +227,26 @@ def encodes_texts_and_images(architecture: str) -> bool:
     return hasattr(network, TEXT_FEATURES) and hasattr(network, IMAGE_FEATURES)
 
 
+def pipelines_of(config: dict[str, Any]) -> list[str]:
+    """Return the tasks of the pipelines that take the model, the likeliest first."""
+    name, kind = next(iter(architectures_of(config)), ""), config.get("model_type")
+    tasks = pipeline_tasks_of(name, kind) if isinstance(kind, str) else []
+    tuned_for = list(config.get("task_specific_params") or ())
+    return sorted(tasks, key=lambda task: [task] != tuned_for)
+
+
+def pipeline_task(config: dict[str, Any]) -> str:
+    return next(iter(pipelines_of(config)), "")
+
+
+def needs_pipeline(task: str, config: dict[str, Any]) -> bool:
+    """Return whether only transformers' pipeline serves the model for this task: faster formats take other models."""
+    if task not in FASTER:
+        return task in PIPELINE_TASKS
+    known = any(task_of_architecture(name) == task for name in architectures_of(config))
+    return task in pipelines_of(config) and (bool(config.get("is_encoder_decoder")) or not known)
+
+
 def takes_images(architecture: str) -> bool:
     """Return whether an architecture of transformers takes images and no texts."""
     import transformers
@@ -247,9 +268,14 @@ def task_of(weights: Path, name: str = "the model") -> str:
         return "multi-vector-embedding"
     if (weights / "modules.json").exists():
         return "sparse-embedding" if library_class(weights) == "SparseEncoder" else "sentence-similarity"
+    likely = pipeline_task(config)
+    if likely and likely not in FASTER:
+        return likely
     for architecture in architectures:
         if task := task_of_architecture(architecture):
             return task
+    if likely:
+        return likely
     if is_of_two_halves(config):
         kind = config["model_type"]
         raise UserError(f"{name} is for texts and images together ({kind}), which is not served here ({LIST})")

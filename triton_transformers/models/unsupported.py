@@ -29,6 +29,9 @@ from triton_transformers.models.tasks import (
     is_of_two_halves,
     is_vision,
     modules_of,
+    needs_pipeline,
+    pipeline_task,
+    pipelines_of,
     processors_of,
     takes_images,
     task_of,
@@ -40,37 +43,21 @@ from triton_transformers.settings import UserError
 # A kind of model -> what it does. The kinds are those of transformers' MODEL_FOR_<kind>_MAPPING_NAMES, which list the
 # architectures; other architectures of the kind end in its name (CTC: ...ForCTC).
 KINDS = {
-    "AUDIO_CLASSIFICATION": "classifies sound",
     "AUDIO_FRAME_CLASSIFICATION": "classifies sound",
     "AUDIO_XVECTOR": "recognizes speakers",
     "CAUSAL_IMAGE_MODELING": "generates images",
-    "CTC": "transcribes speech",
-    "DEPTH_ESTIMATION": "estimates the depth of images",
-    "DOCUMENT_QUESTION_ANSWERING": "answers questions about scanned pages",
-    "IMAGE_SEGMENTATION": "segments images",
-    "IMAGE_TEXT_TO_TEXT": "generates text from images",
     "IMAGE_TO_IMAGE": "turns images into other images",
-    "INSTANCE_SEGMENTATION": "segments images",
     "KEYPOINT_DETECTION": "finds points in images",
-    "KEYPOINT_MATCHING": "matches the points of two images",
     "MASKED_IMAGE_MODELING": "fills in hidden parts of images",
-    "MASK_GENERATION": "segments images",
     "MULTIPLE_CHOICE": "chooses one of several texts",
     "NEXT_SENTENCE_PREDICTION": "judges whether one sentence follows another",
-    "OBJECT_DETECTION": "finds objects in images",
     "RETRIEVAL": "returns several vectors for each page",
-    "SEMANTIC_SEGMENTATION": "labels each pixel of an image",
-    "SPEECH_SEQ_2_SEQ": "transcribes speech",
     "TABLE_QUESTION_ANSWERING": "answers questions about tables",
-    "TEXT_TO_SPECTROGRAM": "speaks texts",
-    "TEXT_TO_WAVEFORM": "makes sound from texts",
     "TIME_SERIES_CLASSIFICATION": "classifies series of measurements",
     "TIME_SERIES_PREDICTION": "forecasts series of measurements",
     "TIME_SERIES_REGRESSION": "forecasts series of measurements",
-    "UNIVERSAL_SEGMENTATION": "segments images",
     "VIDEO_CLASSIFICATION": "classifies videos",
     "VISUAL_QUESTION_ANSWERING": "answers questions about images",
-    "ZERO_SHOT_OBJECT_DETECTION": "finds objects in images",
 }
 # The end of an architecture's name -> what it does, for kinds that transformers does not list.
 ARCHITECTURES = {
@@ -102,22 +89,8 @@ FILES = {
     ),
     "model_index.json": f"a pipeline of diffusers, which is not served here; {LIST}",
 }
-ENCODER_DECODER = "needs an encoder-decoder, which is not served here: choose a model for TASK=text-generation"
-# The tasks of the Hub that users may expect -> what to do instead.
-TASKS = {
-    "automatic-speech-recognition": f"is not served here; {LIST}",
-    "image-to-text": f"is not served here; {LIST}",
-    "summarization": ENCODER_DECODER,
-    "text2text-generation": ENCODER_DECODER,
-    "translation": ENCODER_DECODER,
-    "zero-shot-classification": (
-        "is served as text-classification: set that, and send each hypothesis as text_pair (docs/models.md)"
-    ),
-    "zero-shot-image-classification": (
-        f"is served as {TEXT_IMAGE}: set that, and compare the vector of an image with those of the labels "
-        "(docs/vision.md)"
-    ),
-}
+# Names of tasks on the Hub that transformers 5 has under another name.
+TASKS = {"image-to-text": "image-text-to-text", "text-to-speech": "text-to-audio"}
 # The modules of sentence-transformers that are served, by the kind of the model.
 MODULES = {
     "SentenceTransformer": {"Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "CNN", "WeightedLayerPooling"},
@@ -153,9 +126,9 @@ DESCRIPTIONS = {**dict.fromkeys(TRANSFORMERS, "sentence_bert_config.json"), "Rou
 
 
 def check_task_name(task: str) -> None:
-    """Raise for a task of the Hub that is served in another way, or not at all."""
+    """Raise for a task of the Hub that transformers has under another name."""
     if task in TASKS:
-        raise UserError(f"TASK={task} {TASKS[task]}")
+        raise UserError(f"TASK={task} is TASK={TASKS[task]} in transformers 5: set that")
 
 
 def check_files(name: str, files: Iterable[str]) -> None:
@@ -183,15 +156,15 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
         )
     architecture = next(iter(architectures_of(config)), "")
     check_precision(name, config, task_of_architecture(architecture))
-    sees = task_of_architecture(architecture) == IMAGE_TEXT
-    if not sees and (purpose := purpose_of(architecture, kind)):
+    has_pipeline = task_of_architecture(architecture) == IMAGE_TEXT or needs_pipeline(pipeline_task(config), config)
+    if not has_pipeline and (purpose := purpose_of(architecture, kind)):
         raise UserError(f"{name} is a {architecture or kind}, which {purpose}; that is not served here ({LIST})")
-    if config.get("is_encoder_decoder") and not architecture.endswith("T5EncoderModel"):
+    if config.get("is_encoder_decoder") and not has_pipeline and not architecture.endswith("T5EncoderModel"):
         raise UserError(
             f"{name} is an encoder-decoder ({architecture or kind}), which is not served here: choose "
             "an encoder such as BERT to classify texts, or a decoder such as Llama to generate them"
         )
-    if architecture.endswith("ForConditionalGeneration") and not sees:
+    if architecture.endswith("ForConditionalGeneration") and not has_pipeline:
         raise UserError(f"{name} is a {architecture}, which {GENERATES}; that is not served here ({LIST})")
     if (weights / "modules.json").exists():
         check_modules(name, weights, trust_remote_code)
@@ -203,7 +176,7 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
     own_network = own_code(config) and not own_code(config, for_config=True)
     if not (own_network and trust_remote_code):  # else the network's own code may read any key
         check_keys(name, config, config_class)
-    if not sees and (read := unserved_input(architecture, config_class)):
+    if not has_pipeline and (read := unserved_input(architecture, config_class)):
         raise UserError(f"{name} is a {architecture or kind}, which takes {read}; that is not served here ({LIST})")
 
 
@@ -413,6 +386,11 @@ def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> 
     config = read_json(name, weights / "config.json")
     check_precision(name, config, task)
     kind = config["model_type"]
+    if needs_pipeline(task, config):
+        if task not in (tasks := pipelines_of(config)):
+            own = " or ".join(f"TASK={own}" for own in tasks) or "no pipeline"
+            raise UserError(f"{name} is a {' '.join(architectures_of(config))}, which is for {own}, not TASK={task}")
+        return
     own_tasks = {task_of_architecture(architecture) for architecture in architectures_of(config)}
     encodes_both = any(map(encodes_texts_and_images, architectures_of(config)))
     if is_of_two_halves(config) and task not in own_tasks and not (encodes_both and task in (TEXT_IMAGE, *HALF_TASKS)):

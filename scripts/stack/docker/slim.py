@@ -21,7 +21,7 @@ PLATFORM = "linux/amd64"
 TOOLS = "curl"
 OURS = ROOT / "images/triton/backends"
 # The backends and engines of texts that run on torch and transformers, on Python's ONNX Runtime, on OpenVINO GenAI.
-TORCH = {"image_processor", "transformers"}
+TORCH = {"image_processor", "pipeline", "transformers"}
 ONNX = {"packed_onnx"}
 GENAI = {"openvino-genai"}
 # This engine exists only in an image of NVIDIA's, from which nothing can be left out.
@@ -121,6 +121,8 @@ def packages(users: set[str], profile: str, transformers: str) -> list[str]:
         names += ["openvino-genai", "jinja2"]
     if users & TORCH:
         names += ["torch", "pillow", transformers]
+    if "pipeline" in users:  # the group `media` of pyproject.toml
+        names += ["av", "pandas", "soundfile", "soxr"]
     if users & (GENAI | {"transformers"}):  # for structured output
         names += ["xgrammar"]
     return names

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from shared.chat_template import IMAGES, MESSAGES, ChatTemplate, Message
-from shared.images import LARGE_PIXELS, MAX_PIXELS, opened, upright
+from shared.image_files import opened, upright
+from shared.images import LARGE_PIXELS, MAX_PIXELS
 from shared.parameters import int_parameter, weights_folder
 from shared.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import itertools
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from shared.image_files import opened, upright
 from shared.lean_transformers import transformers
 from shared.parameters import int_parameter, usable_cpus
 from shared.types import Array, BadRequest, ConfigError, ModelConfig, Tensors
 
 PIXELS, ENCODED = "image", "image_bytes"  # the inputs
-FORMATS = ("JPEG", "PNG", "WEBP")
-# The first characters of each format in base64, which clients need to send a file in JSON.
-BASE64 = (b"/9j/", b"iVBORw0KGgo", b"UklGR")
 MAX_PIXELS = 50_000_000
 # Decoded, converted and resized, a pixel takes up to 18 bytes. Larger images than this are processed one at a time.
 LARGE_PIXELS = 4_000_000
@@ -109,31 +104,6 @@ class ImageProcessor:
         enlarged = edge * edge * max(width, height) // max(1, min(width, height))
         if max(width * height, enlarged) > self.max_pixels:
             raise BadRequest(f"{image.where} has {width} x {height} pixels, too many for max_pixels={self.max_pixels}")
-
-
-@contextlib.contextmanager
-def opened(where: str, data: bytes) -> Iterator[Image.Image]:
-    try:
-        if data.startswith(BASE64):
-            data = base64.b64decode(data)
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            yield image
-    except MemoryError:
-        raise
-    except Exception:  # a broken file can raise anything, and the message can quote the file
-        raise BadRequest(f"{where} is not a whole JPEG, PNG or WebP file") from None
-
-
-def upright(image: Image.Image) -> Image.Image:
-    """Return an image as cameras mean it to be seen, in colours."""
-    return _eight_bits(ImageOps.exif_transpose(image)).convert("RGB")
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit grey to 8 bits. Pillow would clip it at 255, which makes the image white."""
-    if not image.mode.startswith("I;16"):
-        return image
-    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def _stacked(futures: list[Future[Array]]) -> Array | Exception:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,8 +59,17 @@ def method(model: transformers.PreTrainedModel, config: ModelConfig) -> Callable
     return call
 
 
-def load(architecture: Any, config: ModelConfig, args: InstanceArgs) -> transformers.PreTrainedModel:
-    """Return the model, ready to run. Raise ConfigError before loading if it cannot run or does not fit."""
+class Plan(NamedTuple):
+    """The weights to load, and how."""
+
+    folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    size: int  # of the loaded weights in bytes
+
+
+def plan(config: ModelConfig, args: InstanceArgs) -> Plan:
+    """Choose device and precision, and set the threads of this process."""
     folder, device = weights_folder(config, args), chosen_device(config, args)
     stored = stored_weights(folder)
     dtype = chosen_dtype(choice_parameter(config, "dtype", ("auto", *map(name_of, DTYPES.values())), "auto"), stored)
@@ -69,16 +79,29 @@ def load(architecture: Any, config: ModelConfig, args: InstanceArgs) -> transfor
             dtype = torch.bfloat16  # CPUs compute in bfloat16, and only store float16
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    return Plan(folder, device, dtype, size(stored, dtype))
+
+
+@contextlib.contextmanager
+def space_for(planned: Plan, args: InstanceArgs) -> Iterator[None]:
+    """Load one model at a time, after a check that it fits. Raise ConfigError if it does not."""
     with one_load_at_a_time():
-        check_it_fits(args["model_name"], size(stored, dtype) * HEADROOM, free_memory(device))
+        check_it_fits(args["model_name"], planned.size * HEADROOM, free_memory(planned.device))
+        yield
+
+
+def load(architecture: Any, config: ModelConfig, args: InstanceArgs) -> transformers.PreTrainedModel:
+    """Return the model, ready to run. Raise ConfigError before loading if it cannot run or does not fit."""
+    planned = plan(config, args)
+    with space_for(planned, args):
         model: transformers.PreTrainedModel = architecture.from_pretrained(
-            folder,
-            dtype=dtype,
+            planned.folder,
+            dtype=planned.dtype,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=flag_parameter(config, "trust_remote_code", False),
         )
-        model.to(device)  # type: ignore[arg-type]
+        model.to(planned.device)  # type: ignore[arg-type]
         copy_weights(model)
         model.eval()
         return model

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shared.structure_worker import COMPILE_SECONDS
 from shared.types import BadRequest, Busy
+from shared.worker_process import WorkerEnded, WorkerProcess
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -66,11 +62,11 @@ class Structures:
     def compile_in_worker(self, key: str) -> Structure:
         try:
             if not hasattr(self.local, "worker"):
-                self.local.worker = Worker(self.tokens(), self.end_tokens, self.takes_grammars)
+                self.local.worker = new_worker(self.tokens(), self.end_tokens, self.takes_grammars)
             structure: Structure = self.local.worker.ask(key)
         except WorkerEnded as error:  # the next structure gets another one
             vars(self.local).pop("worker", None)
-            raise BadRequest(f"option 'structured_outputs': {error}") from None
+            raise BadRequest(f"option 'structured_outputs': it takes {error} to compile: make it smaller") from None
         except BadRequest as error:
             raise BadRequest(f"option 'structured_outputs': {error}") from None
         self.prepare(structure)
@@ -80,43 +76,11 @@ class Structures:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-class WorkerEnded(RuntimeError):
-    """Raised when a structure took more than a worker may use, which ends the worker."""
-
-
-class Worker:
-    """A process that compiles. It ends when this object or this process does."""
-
-    def __init__(self, tokens: Sequence[bytes], end_tokens: Sequence[int], takes_grammars: bool) -> None:
-        # Inside Triton, sys.executable is no interpreter.
-        version = "{}.{}".format(*sys.version_info)
-        interpreter = shutil.which(f"python{version}") or shutil.which("python3") or sys.executable
-        self.process = subprocess.Popen(
-            [interpreter, "-m", "shared.structure_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # xgrammar's warnings quote the request
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        texts = [token.decode("latin-1") for token in tokens]
-        self.ask(json.dumps({"tokens": texts, "end_tokens": list(end_tokens), "takes_grammars": takes_grammars}))
-
-    def ask(self, line: str) -> Structure:
-        assert self.process.stdin and self.process.stdout
-        try:
-            self.process.stdin.write(line.encode() + b"\n")
-            self.process.stdin.flush()
-            reply = self.process.stdout.readline()
-        except BrokenPipeError:
-            reply = b""
-        if not reply:
-            late = self.process.wait() == -signal.SIGPROF
-            limit = f"more than {COMPILE_SECONDS} s" if late else "too much memory"
-            raise WorkerEnded(f"it takes {limit} to compile: make it smaller")
-        answer: dict[str, str] = json.loads(reply)
-        if error := answer.get("error"):
-            raise BadRequest(error)
-        return answer
+def new_worker(tokens: Sequence[bytes], end_tokens: Sequence[int], takes_grammars: bool) -> WorkerProcess:
+    worker = WorkerProcess("shared.structure_worker", COMPILE_SECONDS)
+    texts = [token.decode("latin-1") for token in tokens]
+    worker.ask(json.dumps({"tokens": texts, "end_tokens": list(end_tokens), "takes_grammars": takes_grammars}))
+    return worker
 
 
 def vocabulary(tokenizer: Tokenizer, size: int) -> list[bytes]:

@@ -11,8 +11,6 @@ import importlib.util
 import json
 import os
 import re
-import resource
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Any
 from shared.json_grammar import json_grammar
 from shared.regex_grammar import one_of, regex_grammar
 from shared.types import BadRequest
+from shared.worker_process import serve_lines
 
 # More than the process has with the vocabulary.
 MEMORY_BYTES = 1 << 30
@@ -153,15 +152,7 @@ def main() -> None:
         return
     tokens = [token.encode("latin-1") for token in setup["tokens"]]
     compiler = new_compiler(library, tokens, setup["end_tokens"], 0)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    print("{}", flush=True)
-    for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # whose signal ends the process
-        reply = json.dumps(answer(compiler, json.loads(line), setup["takes_grammars"]))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(reply, flush=True)
+    serve_lines(lambda structure: answer(compiler, structure, setup["takes_grammars"]), COMPILE_SECONDS, MEMORY_BYTES)
 
 
 if __name__ == "__main__":

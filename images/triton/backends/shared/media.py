@@ -1,0 +1,69 @@
+"""Decodes the files of requests in processes that may end: their limits, and the numbers that come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from shared.media_worker import DECODE_SECONDS
+from shared.parameters import int_parameter, usable_cpus
+from shared.types import Array, BadRequest, ModelConfig
+from shared.worker_process import WorkerEnded, WorkerProcess
+
+# Parameters of the model's configuration, with their defaults.
+LIMITS = {"max_bytes": 100_000_000, "max_pixels": 50_000_000, "max_video_pixels": 200_000_000, "max_seconds": 1800}
+
+
+class MediaDecoder:
+    """Decodes several files side by side, each on a thread with a process of its own, which its first file starts."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.limits = {name: int_parameter(config, name, default) for name, default in LIMITS.items()}
+        self.pool = ThreadPoolExecutor(min(4, usable_cpus()), thread_name_prefix="media")
+        self.local = threading.local()
+
+    def decode(self, kind: str, data: bytes, where: str, **wanted: Any) -> Future[Array]:
+        """Return an image [H,W,3], sound at the wanted `rate`, or a video's first `frames` [T,H,W,3]; or BadRequest."""
+        return self.pool.submit(self.decode_in_worker, kind, data, where, wanted)
+
+    def decode_in_worker(self, kind: str, data: bytes, where: str, wanted: dict[str, Any]) -> Array:
+        if len(data) > self.limits["max_bytes"]:
+            raise BadRequest(f"{where}: it has {len(data)} bytes, too many for max_bytes={self.limits['max_bytes']}")
+        try:
+            if not hasattr(self.local, "worker"):
+                self.local.worker = MediaWorker()
+            decoded: Array = self.local.worker.decode(data, {"kind": kind, **self.limits, **wanted})
+            return decoded
+        except WorkerEnded as error:  # the next file gets another one
+            vars(self.local).pop("worker", None)
+            raise BadRequest(f"{where}: it takes {error} to decode") from None
+        except BadRequest as error:
+            raise BadRequest(f"{where}: {error}") from None
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+class MediaWorker:
+    """A process that decodes, and the file in memory that it shares with this one."""
+
+    def __init__(self) -> None:
+        self.file = os.fdopen(os.memfd_create("media"), "r+b", buffering=0)
+        descriptor = self.file.fileno()
+        self.process = WorkerProcess("shared.media_worker", DECODE_SECONDS, [descriptor])
+        self.process.ask(json.dumps({"file": descriptor}))
+
+    def decode(self, data: bytes, order: dict[str, Any]) -> Array:
+        self.file.seek(0)
+        self.file.truncate()
+        self.file.write(data)
+        answer = self.process.ask(json.dumps(order | {"size": len(data)}))
+        self.file.seek(0)
+        decoded = np.frombuffer(self.file.read(), answer["dtype"]).reshape(answer["shape"])
+        self.file.truncate(0)
+        return decoded

@@ -1,0 +1,143 @@
+"""Opens the pipeline of a task: transformers' own, or a class for what its release lacks."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from shared.lean_transformers import transformers
+from shared.types import Array, BadRequest
+
+# The tasks whose pipelines transformers 5 dropped -> the key of their answers.
+TEXT_TO_TEXT = {
+    "translation": "translation_text",
+    "summarization": "summary_text",
+    "text2text-generation": "generated_text",
+}
+
+
+def open_pipeline(task: str, folder: Path, device: Any, dtype: Any, trust_remote_code: bool = False) -> Any:
+    """Return the pipeline of a folder that save_pretrained wrote. All its files are in there."""
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    if task in TEXT_TO_TEXT:
+        own = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+        network = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **own)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **own)
+        pipe = text_to_text()(model=network, tokenizer=tokenizer, task=task, device=device)
+    else:
+        make: Any = transformers.pipeline  # typed for each task by its name
+        pipe = make(task, model=str(folder), **OWN.get(task, dict)(), **options)
+    if task == "mask-generation" and importlib.util.find_spec("torchvision") is None:
+        without_torchvision(pipe)
+    pipe.model.eval()
+    return pipe
+
+
+@functools.cache
+def text_to_text() -> Any:
+    """Return the class of the pipelines that generate texts from texts, as transformers 4 had it."""
+    base: Any = transformers.Pipeline
+
+    class TextToText(base):
+        _pipeline_calls_generate = True
+        _load_tokenizer = True
+        _load_processor = _load_image_processor = _load_feature_extractor = False
+        _default_generation_config = transformers.GenerationConfig(max_new_tokens=256, num_beams=4)
+
+        def _sanitize_parameters(
+            self, truncation: Any = True, src_lang: Any = None, tgt_lang: Any = None, **generate: Any
+        ) -> Any:
+            own = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang}
+            generate |= generate.pop("generate_kwargs", None) or {}
+            return own, generate, {}
+
+        def preprocess(self, text: str, truncation: Any = True, src_lang: Any = None, tgt_lang: Any = None) -> Any:
+            own = getattr(self.model.config, "task_specific_params", None) or {}
+            text = own.get(self.task, {}).get("prefix", "") + text
+            if hasattr(self.tokenizer, "_build_translation_inputs") and self.task == "translation":
+                return self.tokenizer._build_translation_inputs(
+                    text, return_tensors="pt", truncation=truncation, src_lang=src_lang, tgt_lang=tgt_lang
+                )
+            inputs = self.tokenizer(text, return_tensors="pt", truncation=truncation)
+            inputs.pop("token_type_ids", None)
+            return inputs
+
+        def _forward(self, inputs: Any, **generate: Any) -> Any:
+            generated = self.model.generate(**inputs, **self._prepare_generate_kwargs(generate))
+            rows = len(inputs["input_ids"])
+            return {"texts": generated.reshape(rows, len(generated) // rows, -1)}
+
+        def postprocess(self, outputs: Any) -> Any:
+            texts = self.tokenizer.batch_decode(outputs["texts"][0], skip_special_tokens=True)
+            return [{TEXT_TO_TEXT[self.task]: text} for text in texts]
+
+    return TextToText
+
+
+def video_classification() -> dict[str, Any]:
+    base: Any = transformers.VideoClassificationPipeline
+
+    class Videos(base):
+        """Takes the frames that a worker decoded, where transformers' own takes a path."""
+
+        def preprocess(self, video: Array, num_frames: int | None = None, frame_sampling_rate: int = 1) -> Any:
+            count = num_frames or self.model.config.num_frames
+            if count * frame_sampling_rate > len(video):
+                raise BadRequest(f"num_frames and frame_sampling_rate reach past the first {len(video)} frames")
+            chosen = np.linspace(0, count * frame_sampling_rate - 1, num=count, dtype=np.int64)
+            return self.image_processor(list(video[chosen]), return_tensors="pt").to(self.dtype)
+
+    return {"pipeline_class": Videos}
+
+
+def any_to_any() -> dict[str, Any]:
+    from transformers.pipelines.any_to_any import AnyToAnyPipeline
+    from transformers.pipelines.base import Pipeline
+
+    class AnyToAny(AnyToAnyPipeline):
+        """Does without torchvision, which only processors of videos need."""
+
+        __init__ = Pipeline.__init__
+
+    return {"pipeline_class": AnyToAny}
+
+
+OWN = {"video-classification": video_classification, "any-to-any": any_to_any}
+
+
+def sampling_rate(pipe: Any) -> int:
+    """Return the rate in Hz of the sound that the model takes."""
+    owner = pipe.feature_extractor or getattr(pipe.processor, "feature_extractor", None)
+    if owner is None:
+        raise BadRequest("this model takes no sound")
+    return int(owner.sampling_rate)
+
+
+def without_torchvision(pipe: Any) -> None:
+    """Let a pipeline of masks do without torchvision, of which it calls one function."""
+    module = sys.modules[type(pipe.image_processor).__module__]
+    boxes = ModuleType("torchvision.ops.boxes")
+    boxes.batched_nms = batched_nms  # type: ignore[attr-defined]
+    sys.modules.setdefault(boxes.__name__, boxes)
+    pipe.image_processor.post_process_for_mask_generation = module._post_process_for_mask_generation
+
+
+def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    """Return the boxes that overlap no better one of their kind, best first, as torchvision does."""
+    order, kept = scores.argsort(descending=True, stable=True), []
+    while len(order):
+        best, order = order[0], order[1:]
+        kept.append(best)
+        corners = torch.max(boxes[best, :2], boxes[order, :2]), torch.min(boxes[best, 2:], boxes[order, 2:])
+        shared = (corners[1] - corners[0]).clamp(min=0).prod(1)
+        areas = [(box[..., 2:] - box[..., :2]).prod(-1) for box in (boxes[best], boxes[order])]
+        overlap = shared / (areas[0] + areas[1] - shared)
+        order = order[(overlap <= iou_threshold) | (idxs[best] != idxs[order])]
+    return torch.stack(kept) if kept else order

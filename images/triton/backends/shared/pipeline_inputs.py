@@ -1,0 +1,217 @@
+"""Reads the rows of a request for a pipeline: its own names, JSON, the files in it, and the call's parameters.
+
+Pipelines take a text in place of an image or of sound for a path or an address, and read that. So only what a worker
+decoded gets to a field for media, and only known parameters get to the call.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from shared.parameters import parameter
+from shared.types import BadRequest, ModelConfig
+
+INPUTS, PARAMETERS = "inputs", "parameters"
+MEDIA = ("image", "audio", "video")
+DATA_URL = re.compile(rb"data:[\w.+-]+/[\w.+-]+;base64,")
+# The start of a file in base64: no media file begins with so many letters and digits.
+ENCODED = re.compile(rb"[A-Za-z0-9+/]{24}")
+# The parameters of a call, and of `generate_kwargs` in it -> the largest number. They are the pipelines' own names.
+PARAMETER_LIMITS: dict[str, float] = {
+    **dict.fromkeys(("max_new_tokens", "min_new_tokens", "max_length", "min_length", "top_k", "num_frames"), 4096),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "frame_sampling_rate"), 16),
+    **dict.fromkeys(("points_per_crop", "points_per_batch"), 128),
+    "crops_n_layers": 2,
+    **dict.fromkeys((
+        "add_special_tokens", "aggregation_strategy", "candidate_labels", "chunk_length_s",
+        "clean_up_tokenization_spaces", "continue_final_message", "crop_n_points_downscale_factor",
+        "crop_overlap_ratio", "crops_nms_thresh", "do_sample", "doc_stride", "early_stopping", "forward_params",
+        "function_to_apply", "generate_kwargs", "generation_mode", "guidance_scale", "handle_impossible_answer",
+        "hypothesis_template", "ignore_labels", "language", "length_penalty", "mask_threshold", "max_answer_len",
+        "max_hole_area", "max_question_len", "max_seq_len", "max_sprinkle_area", "min_p", "multi_label",
+        "no_repeat_ngram_size", "output_bboxes_mask", "output_rle_mask", "overlap_mask_area_threshold", "padding",
+        "pool", "pred_iou_thresh", "prefix", "prompt", "repetition_penalty", "return_all_scores", "return_full_text",
+        "return_language", "return_timestamps", "seed", "sequential", "speaker_id", "speaking_rate", "src_lang",
+        "stability_score_offset", "stability_score_thresh", "stop_sequence", "stride", "stride_length_s", "subtask",
+        "targets", "task", "temperature", "tgt_lang", "threshold", "top_p", "truncation", "voice_preset", "word_boxes",
+    ), 1e6),
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """One row: what the pipeline takes, and the parameters of its call as JSON, so that equal ones are found."""
+
+    value: Any
+    parameters: str
+
+
+class Inputs:
+    """The fields of a task, each with its kind: text, json, chat, image, images, audio or video."""
+
+    def __init__(self, config: ModelConfig, decode: Callable[[str, bytes, str], Future[Any]]) -> None:
+        pairs = (field.split("=") for field in parameter(config, "fields").split(","))
+        self.fields: dict[str, str] = {name: kind for name, kind in pairs}
+        self.needs = [name for name in parameter(config, "required_parameters").split(",") if name]
+        # Parameters of clients that this task's pipeline takes beside its other fields.
+        self.moved = [name for name in parameter(config, "field_parameters").split(",") if name]
+        self.decode = decode
+
+    def rows(self, tensors: Mapping[str, list[bytes]]) -> list[Row]:
+        """Return the rows of a request, from its tensors by name. Files in them are decoded when this returns."""
+        own = {name: tensors[name] for name in self.fields if name in tensors}
+        if bool(own) == (INPUTS in tensors):
+            raise BadRequest(f"send either the input '{INPUTS}', or those of {', '.join(self.fields)}")
+        counts = {len(values) for values in tensors.values()}
+        if len(counts) != 1:
+            raise BadRequest("the inputs differ in their number of rows")
+        started = []
+        for number in range(counts.pop()):
+            where = f"row {number}"
+            fields = {name: self.field(self.fields[name], name, own[name][number], where) for name in own}
+            fields = fields or self.fields_of(tensors[INPUTS][number], where)
+            texts = tensors.get(PARAMETERS)
+            started.append((fields, self.parameters(texts[number] if texts else b"", where), where))
+        return [self.row(fields, parameters, where) for fields, parameters, where in started]
+
+    def row(self, fields: dict[str, Any], parameters: dict[str, Any], where: str) -> Row:
+        fields = {name: resolved(value) for name, value in fields.items()}
+        if missing := [name for name in self.needs if name not in parameters]:
+            raise BadRequest(f"{where}: the parameter '{missing[0]}' is missing: send it in the input '{PARAMETERS}'")
+        fields |= {name: parameters.pop(name) for name in self.moved if name in parameters}
+        (first, *_), count = fields.values(), len(self.fields) + len(self.moved)
+        return Row(first if count == 1 else fields, json.dumps(parameters, sort_keys=True))
+
+    def fields_of(self, data: bytes, where: str) -> dict[str, Any]:
+        """Return the fields of a row of `inputs`: the only one as it is, or a JSON object of several."""
+        (first, kind), *others = self.fields.items()
+        if not others:
+            return {first: self.field(kind, INPUTS, data, where)}
+        if kind == "image" and not data.lstrip().startswith(b"{"):
+            return {first: self.field(kind, INPUTS, data, where)}
+        if kind in ("text", "chat") and not data.lstrip().startswith((b"{", b"[{")):
+            return {first: self.field("text", INPUTS, data, where)}
+        content = parsed(data, f"{where} of '{INPUTS}'")
+        if kind == "chat" and isinstance(content, list):
+            return {first: self.chat(content, where)}
+        if not isinstance(content, dict) or not content or not content.keys() <= self.fields.keys():
+            raise BadRequest(f"{where} of '{INPUTS}' must be a JSON object with some of {', '.join(self.fields)}")
+        return {
+            name: self.field(self.fields[name], name, dumped(value, self.fields[name]), where)
+            for name in self.fields
+            if (value := content.get(name)) is not None
+        }
+
+    def field(self, kind: str, name: str, data: bytes, where: str) -> Any:
+        """Return one field; for media, what becomes it."""
+        place = f"{where} of '{name}'"
+        if kind in MEDIA:
+            return self.decode(kind, file_of(data), place)
+        if kind == "text":
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                raise BadRequest(f"{place} is not valid UTF-8") from None
+        if kind == "chat":
+            if not data.lstrip().startswith(b"["):
+                return self.field("text", name, data, where)
+            return self.chat(parsed(data, place), where)
+        content = parsed(data, place)
+        if kind == "images":
+            many = isinstance(content, list | dict) and content
+            if not many:
+                raise BadRequest(f"{place} must be a JSON list or object of images in base64")
+            if isinstance(content, dict):
+                return {key: self.media("image", value, place) for key, value in content.items()}
+            return [self.media("image", value, place) for value in content]
+        return content
+
+    def media(self, kind: str, value: Any, place: str) -> Any:
+        if isinstance(value, dict):
+            value = value.get("data_base64")
+        if not isinstance(value, str):
+            raise BadRequest(f"{place}: each {kind} must be a text in base64; addresses and paths are not read")
+        return self.decode(kind, file_of(value.encode()), place)
+
+    def chat(self, messages: Any, where: str) -> list[dict[str, Any]]:
+        """Return a chat with decoded files, and nothing else that a template or a processor could load."""
+        chat = []
+        for message in messages:
+            if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
+                raise BadRequest(f"{where}: each message of a chat must be an object with a role")
+            content = message.get("content")
+            if isinstance(content, list):
+                content = [self.part(part, where) for part in content]
+            elif not isinstance(content, str):
+                raise BadRequest(f"{where}: the content of a message must be a text or a list of parts")
+            chat.append({"role": role, "content": content})
+        return chat
+
+    def part(self, part: Any, where: str) -> dict[str, Any]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            return {"type": kind, "text": part["text"]}
+        if kind in ("image", "audio"):
+            return {"type": kind, kind: self.media(kind, part.get(kind), where)}
+        raise BadRequest(f"{where}: a part of a message must have the type text, image or audio, and its content")
+
+    def parameters(self, data: bytes, where: str) -> dict[str, Any]:
+        content = parsed(data, f"{where} of '{PARAMETERS}'") if data.strip() else {}
+        if not isinstance(content, dict):
+            raise BadRequest(f"{where} of '{PARAMETERS}' must be a JSON object")
+        check_parameters(content, where)
+        return content
+
+
+def check_parameters(value: Any, where: str, limit: float = 1e6) -> None:
+    """Raise BadRequest for a name that is unknown, or a number that is too large, at any depth."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            if name not in PARAMETER_LIMITS:
+                raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown (docs/models.md lists them)")
+            check_parameters(part, f"{where}: {name}", PARAMETER_LIMITS[name])
+    elif isinstance(value, list):
+        if len(value) > 1000:
+            raise BadRequest(f"{where} has {len(value)} entries; at most 1000 are allowed")
+        for part in value:
+            check_parameters(part, where, limit)
+    elif isinstance(value, int | float) and not abs(value) <= limit:
+        raise BadRequest(f"{where} must be at most {limit:.0f}")
+
+
+def resolved(value: Any) -> Any:
+    """Return the value with what was decoded in place of what decodes it."""
+    if isinstance(value, Future):
+        return value.result()
+    if isinstance(value, dict):
+        return {key: resolved(part) for key, part in value.items()}
+    return [resolved(part) for part in value] if isinstance(value, list) else value
+
+
+def file_of(data: bytes) -> bytes:
+    """Return a file that may be sent in base64, or as a data URL, which JSON needs."""
+    text = data[match.end() :] if (match := DATA_URL.match(data)) else data
+    if ENCODED.match(text):
+        try:
+            return base64.b64decode(text, validate=True)
+        except binascii.Error:
+            pass
+    return data
+
+
+def dumped(value: Any, kind: str) -> bytes:
+    """Return a field of a JSON object as if it had come alone: as JSON, or as a text or a file in base64."""
+    is_text = isinstance(value, str) and kind not in ("json", "images")
+    return value.encode(errors="surrogatepass") if is_text else json.dumps(value).encode()
+
+
+def parsed(data: bytes, place: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise BadRequest(f"{place} is not valid JSON") from None

@@ -1,0 +1,60 @@
+"""Turns what a pipeline returns into JSON: images and masks as PNG, sound as WAV, both in base64; arrays as lists."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shared.types import Array
+
+
+def encoded(answer: Any) -> bytes:
+    return json.dumps(plain(answer), ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON knows. Numbers that it does not know become null."""
+    if isinstance(value, Mapping) and value.keys() == {"audio", "sampling_rate"}:
+        rate = int(value["sampling_rate"])
+        return {"audio": wav(np.asarray(value["audio"]), rate), "sampling_rate": rate}
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if hasattr(value, "messages"):  # a chat
+        return plain(value.messages)
+    if hasattr(value, "getbands"):  # an image of Pillow
+        return png(value)
+    if hasattr(value, "detach"):  # a tensor
+        value = value.detach().float().cpu() if value.is_floating_point() else value.cpu()
+    array = np.asarray(value)
+    if array.dtype == bool and array.ndim == 2:
+        from PIL import Image
+
+        return png(Image.fromarray(array.astype(np.uint8) * 255))
+    return plain(array.tolist())
+
+
+def png(image: Any) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def wav(samples: Array, rate: int) -> str:
+    """Return the samples [length] or [channels, length] unchanged, as a WAV file of 32-bit floats."""
+    import soundfile
+
+    file = io.BytesIO()
+    soundfile.write(file, samples.T.astype(np.float32), rate, format="WAV", subtype="FLOAT")
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,72 @@
+"""A process for work that can neither be stopped nor limited inside this one: it may end, and only one request fails.
+
+The parent sends a line of JSON, and the process answers with one. Both ends are in this module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.types import BadRequest
+
+
+class WorkerEnded(RuntimeError):
+    """Raised when a request took more than a worker may use, which ends the worker."""
+
+
+class WorkerProcess:
+    """Runs a module of this folder. The process ends when this object or this process does."""
+
+    def __init__(self, module: str, seconds: int, inherited: Sequence[int] = ()) -> None:
+        """Take the CPU seconds that one line may cost, for messages, and the files that the process inherits."""
+        self.seconds = seconds
+        # Inside Triton, sys.executable is no interpreter.
+        version = "{}.{}".format(*sys.version_info)
+        interpreter = shutil.which(f"python{version}") or shutil.which("python3") or sys.executable
+        self.process = subprocess.Popen(
+            [interpreter, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # libraries' warnings quote the request
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            pass_fds=inherited,
+        )
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Return the answer. Raise BadRequest with the error that it names, or WorkerEnded with the limit."""
+        assert self.process.stdin and self.process.stdout
+        try:
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+            reply = self.process.stdout.readline()
+        except BrokenPipeError:
+            reply = b""
+        if not reply:
+            late = self.process.wait() == -signal.SIGPROF
+            raise WorkerEnded(f"more than {self.seconds} s" if late else "too much memory")
+        answer: dict[str, Any] = json.loads(reply)
+        if error := answer.get("error"):
+            raise BadRequest(error)
+        return answer
+
+
+def serve_lines(answer: Callable[[dict[str, Any]], dict[str, Any]], seconds: int, memory_bytes: int) -> None:
+    """Answer each line of the standard input, inside the process, with this much CPU time and additional memory."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print("{}", flush=True)
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # whose signal ends the process
+        reply = json.dumps(answer(json.loads(line)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(reply, flush=True)

@@ -1,0 +1,127 @@
+"""Pipelines on the real server: 16 clients with files of mixed sizes get transformers' own answers, bad files a 400."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from tests.support.checkpoints.pipelines import find_pipeline
+from tests.support.generation import send_concurrently
+from tests.support.stacks import TestStack
+from tests.unit.test_media import PLAYLIST, bomb
+from tests.unit.test_pipelines import natural
+from triton_transformers.models.exporters.pipeline import example_parameters, examples_of, is_same, png, wav
+from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS, example_command
+from triton_transformers.triton import TritonError
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+# Name -> task: one for each kind of input, and one that TASK chooses. Two of them batch, the others do not.
+SYSTEMS = {
+    "finds": "object-detection",
+    "segments": "image-segmentation",
+    "hears": "automatic-speech-recognition",
+    "watches": "video-classification",
+    "judges": "zero-shot-classification",
+    "counts": "table-question-answering",
+}
+CLIENTS = 16
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {name: find_pipeline(task).save(folder / name) for name, task in SYSTEMS.items()}
+
+
+@pytest.fixture(scope="module")
+def served(stack: TestStack, sources) -> TestStack:
+    chosen = {name: task if find_pipeline(task).chosen else "" for name, task in SYSTEMS.items()}
+    printed = stack.assemble(
+        *({"SYSTEMS": name, "SOURCE": source, "TASK": chosen[name]} for name, source in sources.items())
+    )
+    assert re.search(
+        r"judges: zero-shot-classification \(pipeline\) of \S+, assembled in \d+ s; up to 16 rows", printed
+    )
+    assert re.search(r"counts: table-.*?rows run alone, because the pipeline cannot batch them", printed)
+    return stack.serve(*SYSTEMS)
+
+
+def ask(stack: TestStack, system: str, fields: dict[str, bytes], parameters: dict[str, Any]) -> Any:
+    texts = {
+        name: base64.b64encode(data).decode()
+        if PIPELINE_TASKS[SYSTEMS[system]].fields.get(name) in ("image", "audio", "video")
+        else data.decode()
+        for name, data in fields.items()
+    }
+    output = stack.ask(system, **{name: [text] for name, text in texts.items()}, parameters=[json.dumps(parameters)])
+    return json.loads(output["outputs"][0, 0])
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_clients_get_the_answers_of_transformers(served, sources, system, tmp_path):
+    task = SYSTEMS[system]
+    pipe = transformers.pipeline(task, model=str(sources[system]), device="cpu")
+    options = example_parameters(task)
+    examples = list(examples_of(task, pipe))
+    expected = []
+    for number, fields in enumerate(examples):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        expected.append(json.loads(json.dumps(pipe(natural(task, fields, folder), **options), default=as_json)))
+    sent = send_concurrently(2 * CLIENTS, lambda i: ask(served, system, examples[i % len(examples)], options))
+    assert is_same(sent, [expected[i % len(examples)] for i in range(2 * CLIENTS)], 1e-4)
+
+
+def as_json(value: Any) -> Any:
+    from shared.pipeline_outputs import plain
+
+    return plain(value)
+
+
+BAD = [
+    ("segments", {"image": png(0)[:200]}, "it is not a whole JPEG, PNG or WebP file"),
+    ("segments", {"image": bomb(20_000)}, "it has 20000 x 20000 pixels, too many for max_pixels"),
+    ("segments", {"image": wav(0, 8000)}, "it is not a whole JPEG, PNG or WebP file"),
+    ("hears", {"audio": PLAYLIST}, "it is not a whole file of the kinds"),
+    ("hears", {"audio": b"/etc/passwd"}, "it is not a whole file of the kinds"),
+    ("watches", {"video": png(0)}, "it is not a whole file of the kinds"),
+]
+
+
+@pytest.mark.parametrize(("system", "fields", "reason"), BAD)
+def test_bad_file_gets_400_and_its_neighbours_answers(served, system, fields, reason, tmp_path):
+    pipe = transformers.pipeline(SYSTEMS[system], model=str(served.folder / "models" / system / "1"), device="cpu")
+    good = next(examples_of(SYSTEMS[system], pipe))
+    expected = ask(served, system, good, {})
+
+    def send(number: int) -> Any:
+        if number % 2:
+            return ask(served, system, good, {})
+        with pytest.raises(TritonError) as error:
+            ask(served, system, fields, {})
+        return str(error.value)
+
+    answers = send_concurrently(8, send)
+    assert answers[1::2] == [expected] * 4
+    assert all(reason in answer for answer in answers[::2])
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_printed_command_gets_an_answer(served, system, tmp_path):
+    pipe = transformers.pipeline(SYSTEMS[system], model=str(served.folder / "models" / system / "1"), device="cpu")
+    fields = next(examples_of(SYSTEMS[system], pipe))
+    for name, kind in (("photo.jpg", "image"), ("speech.wav", "audio"), ("clip.mp4", "video")):
+        (tmp_path / name).write_bytes(fields.get(kind, b""))
+    command = example_command(served.http, system, SYSTEMS[system])
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    (output,) = json.loads(done.stdout)["outputs"]
+    assert output["name"] == "outputs"
+    json.loads(output["data"][0])

@@ -1,0 +1,136 @@
+"""Files of clients are decoded within limits, in processes that may end, and bad ones get a reason."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import struct
+import zlib
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from PIL import Image
+
+from shared.media import MediaDecoder
+from shared.types import BadRequest
+from tests.support.python_backend import parameters
+from triton_transformers.models.exporters.pipeline import picture, png, video, wav
+
+LIMITS = {"max_bytes": 2_000_000, "max_pixels": 30_000, "max_video_pixels": 60_000, "max_seconds": 5}
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    decoder = MediaDecoder(parameters(**LIMITS))
+    yield decoder
+    decoder.close()
+
+
+def decode(decoder: MediaDecoder, kind: str, data: bytes, **wanted: Any) -> np.ndarray:
+    wanted = {"audio": {"rate": 16_000}, "video": {"frames": 4}}.get(kind, {}) | wanted
+    return decoder.decode(kind, data, "row 0", **wanted).result()
+
+
+def sound(rate: int = 16_000, seconds: float = 1, channels: int = 1, kind: str = "WAV") -> bytes:
+    file = io.BytesIO()
+    times = np.arange(int(rate * seconds)) / rate
+    samples = np.stack([np.sin(440 * (n + 1) * times) * 0.3 for n in range(channels)], axis=1)
+    soundfile.write(file, samples, rate, format=kind)
+    return file.getvalue()
+
+
+def webm() -> bytes:
+    """Return a sound as browsers record it."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="webm") as container:
+        stream = container.add_stream("libopus", rate=48_000)
+        samples = (np.sin(np.arange(48_000) / 20) * 9000).astype(np.int16).reshape(1, -1)
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate = 48_000
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            container.mux(packet)
+    return file.getvalue()
+
+
+def bomb(side: int) -> bytes:
+    """Return a PNG whose header promises side x side pixels."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
+
+
+def test_image_is_decoded_upright(decoder):
+    file = io.BytesIO()
+    image = Image.fromarray(picture(0))
+    exif = image.getexif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    image.save(file, "PNG", exif=exif)
+    assert np.array_equal(decode(decoder, "image", file.getvalue()), np.rot90(picture(0), -1))
+
+
+@pytest.mark.parametrize(("rate", "channels", "kind"), [(16_000, 1, "WAV"), (44_100, 2, "FLAC"), (8000, 2, "OGG")])
+def test_sound_is_mixed_and_resampled(decoder, rate, channels, kind):
+    data = sound(rate, channels=channels, kind=kind)
+    mono = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)[0].mean(axis=1)
+    expected = soxr.resample(mono, rate, 16_000)
+    np.testing.assert_allclose(decode(decoder, "audio", data), expected, atol=1e-6)
+
+
+def test_sound_of_a_container_is_read(decoder):
+    assert 15_000 < len(decode(decoder, "audio", webm())) < 18_000
+
+
+def test_video_has_its_first_frames(decoder):
+    frames = decode(decoder, "video", video(0, 8))
+    assert frames.shape == (4, 48, 64, 3)
+    assert frames[0].std() > 10
+
+
+PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n"
+BAD = {
+    "cut image": ("image", png(0)[:200], "it is not a whole JPEG, PNG or WebP file"),
+    "image of 20,000 px": ("image", bomb(20_000), "it has 20000 x 20000 pixels, too many for max_pixels=30000"),
+    "sound as an image": ("image", sound(), "it is not a whole JPEG, PNG or WebP file"),
+    "path": ("image", b"/etc/passwd", "it is not a whole JPEG, PNG or WebP file"),
+    "nothing": ("audio", b"", "it is not a whole file of the kinds WAV, FLAC"),
+    "image as a sound": ("audio", png(0), "it is not a whole file of the kinds WAV, FLAC"),
+    "long sound": ("audio", sound(seconds=6), "it has 6 s, too many for max_seconds=5"),
+    "sound of 2 hours in a small file": ("audio", sound(8000, 7200, kind="FLAC")[:1_900_000], "too many for max_sec"),
+    "sound of many channels": ("audio", sound(channels=12), "it has 12 channels of 16000 Hz"),
+    "sound without samples": ("audio", sound(seconds=0), "it has no sound"),
+    "sound that is not finite": ("audio", wav(0, 16_000).replace(wav(0, 16_000)[-8:-4], b"\0\0\xc0\x7f"), "finite"),
+    "large file": ("audio", bytes(2_000_001), "it has 2000001 bytes, too many for max_bytes=2000000"),
+    "playlist": ("video", PLAYLIST, "it is not a whole file of the kinds MP4"),
+    "playlist in a sound": ("audio", PLAYLIST, "it is not a whole file of the kinds WAV"),
+    "cut video": ("video", video(0, 8)[:300], "it is damaged, or no video of a known kind"),
+    "short video": ("video", video(0, 0), "it has 2 frames, and the model reads 4"),
+    "video of large frames": ("video", video(3, 8), "too many for max_video_pixels=60000"),
+    "video without pictures": ("video", webm(), "it has no video"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_file_is_refused_with_the_reason(decoder, name):
+    kind, data, reason = BAD[name]
+    with pytest.raises(BadRequest) as error:
+        decode(decoder, kind, data)
+    assert reason in str(error.value)
+    assert str(error.value).startswith("row 0: ")
+    assert len(decode(decoder, "audio", sound())) == 16_000
+
+
+def test_worker_that_ends_costs_only_its_file():
+    decoder = MediaDecoder(parameters())
+    decoder.pool._max_workers = 1
+    assert decode(decoder, "image", png(0)).shape == (48, 64, 3)
+    process = decoder.pool.submit(lambda: decoder.local.worker.process.process).result()
+    os.kill(process.pid, signal.SIGSEGV)
+    process.wait(60)
+    with pytest.raises(BadRequest, match="row 0: it takes too much memory to decode"):
+        decode(decoder, "image", png(0))
+    assert decode(decoder, "image", png(0)).shape == (48, 64, 3)
+    decoder.close()

@@ -1,0 +1,240 @@
+"""Pipelines answer as transformers' own do, alone and in a batch, and refuse what they must not read."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from shared.pipeline_inputs import Inputs
+from shared.types import BadRequest
+from tests.support.checkpoints.pipelines import SMALL_PIPELINES, find_pipeline
+from tests.support.checkpoints.vision_language import save_vision_language
+from tests.support.python_backend import parameters
+from tests.support.served import assemble
+from triton_transformers.models.exporters.pipeline import example_parameters, examples_of, is_same, picture, png, wav
+from triton_transformers.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS, pipeline_tasks_of
+from triton_transformers.settings import UserError
+
+TASKS = [small.task for small in SMALL_PIPELINES] + ["any-to-any"]
+
+
+# The tasks that transformers has no pipeline for, or none without torchvision.
+LACKING = ("translation", "summarization", "text2text-generation", "any-to-any", "mask-generation")
+
+
+def save(task: str, folder: Path) -> Path:
+    return save_vision_language(folder, "gemma3") if task == "any-to-any" else find_pipeline(task).save(folder)
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory):
+    """Return a function that serves the small model of a task in this process, and its weights."""
+    systems = {}
+    with python_backend():
+
+        def served(task: str) -> tuple[ServedSystem, Path]:
+            if task not in systems:
+                weights = save(task, tmp_path_factory.mktemp(task))
+                folder = assemble(weights, tmp_path_factory.mktemp(f"{task}-system"), "pipeline", task)
+                systems[task] = ServedSystem("m", folder), weights
+            return systems[task]
+
+        yield served
+        for system, _ in systems.values():
+            system.close()
+
+
+def tensors(**columns: Any) -> dict[str, np.ndarray]:
+    """Return a request of one row."""
+    values = {
+        name: value if isinstance(value, bytes) else json.dumps(value).encode() for name, value in columns.items()
+    }
+    return {name: np.array([[value]], np.object_) for name, value in values.items()}
+
+
+def answers(responses: list[dict[str, np.ndarray]]) -> list[Any]:
+    return [json.loads(response["outputs"][0, 0]) for response in responses]
+
+
+def natural(task: str, fields: dict[str, bytes], folder: Path) -> Any:
+    """Return what transformers' own pipeline takes for the fields, with files as paths, which it reads itself."""
+
+    def value(name: str, data: bytes) -> Any:
+        kind = PIPELINE_TASKS[task].fields[name]
+        if kind == "audio":
+            import soundfile
+
+            return soundfile.read(io.BytesIO(data), dtype="float32")[0]
+        if kind in ("image", "video"):
+            path = folder / f"{name}.{'png' if kind == 'image' else 'mp4'}"
+            path.write_bytes(data)
+            return str(path)
+        if kind == "images":
+            paths = [folder / f"{number}.png" for number in range(2)]
+            for path, image in zip(paths, json.loads(data), strict=True):
+                path.write_bytes(base64.b64decode(image))
+            return list(map(str, paths))
+        return json.loads(data) if kind == "json" else data.decode()
+
+    values = {name: value(name, data) for name, data in fields.items()}
+    return next(iter(values.values())) if len(values) == 1 else values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_served_pipeline_answers_as_transformers_does(serve, task, tmp_path):
+    from shared.pipeline_classes import open_pipeline
+    from shared.pipeline_outputs import plain
+
+    served, weights = serve(task)
+    if task in LACKING:
+        pipe = open_pipeline(task, weights, "cpu", "float32")
+    else:
+        pipe = transformers.pipeline(task, model=str(weights), device="cpu")
+    options = example_parameters(task)
+    examples = list(examples_of(task, pipe))
+    if task != "text-to-audio":  # which draws random numbers
+        calls = [(natural(task, fields, tmp_path), json.loads(json.dumps(options))) for fields in examples[:1]]
+        if PIPELINE_TASKS[task].field_parameters:
+            calls = [({"image": value, **chosen}, {}) for value, chosen in calls]
+        expected = [json.loads(json.dumps(plain(pipe(value, **chosen)))) for value, chosen in calls]
+        assert is_same(answers(served.alone([tensors(**examples[0], parameters=options)])), expected, 1e-4)
+    requests = [tensors(**fields, parameters=options) for fields in examples]
+    together = answers(served.together(requests))
+    if task != "text-to-audio":
+        assert is_same(together, answers(served.alone(requests)), 1e-4)
+    assert all(together)
+
+
+ARCHITECTURES = [
+    ("BartForConditionalGeneration", "bart", "text2text-generation"),
+    ("BlipForConditionalGeneration", "blip", "image-text-to-text"),
+    ("ClapModel", "clap", "zero-shot-audio-classification"),
+    ("GitForCausalLM", "git", "image-text-to-text"),
+    ("LayoutLMForQuestionAnswering", "layoutlm", "document-question-answering"),
+    ("MarianMTModel", "marian", "translation"),
+    ("Mask2FormerForUniversalSegmentation", "mask2former", "image-segmentation"),
+    ("Qwen2AudioForConditionalGeneration", "qwen2_audio", "any-to-any"),
+    ("SamModel", "sam", "mask-generation"),
+    ("TapasForQuestionAnswering", "tapas", "table-question-answering"),
+    ("VisionEncoderDecoderModel", "vision-encoder-decoder", "document-question-answering"),
+    ("WhisperForConditionalGeneration", "whisper", "automatic-speech-recognition"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "kind", "task"), ARCHITECTURES, ids=[row[0] for row in ARCHITECTURES])
+def test_architecture_has_the_task_of_transformers_lists(architecture, kind, task):
+    assert pipeline_tasks_of(architecture, kind)[0] == task
+
+
+def test_every_task_of_transformers_is_served():
+    from transformers.pipelines import SUPPORTED_TASKS
+
+    assert set(SUPPORTED_TASKS) - set(PIPELINE_TASKS) == set()
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+PICTURE = png(0)
+AS_TEXT = base64.b64encode(PICTURE).decode()
+
+
+def decode(kind: str, data: bytes, where: str) -> Future:
+    decoded: Future = Future()
+    decoded.set_result((kind, data))
+    return decoded
+
+
+def inputs(task: str) -> Inputs:
+    own = PIPELINE_TASKS[task]
+    fields = ",".join(f"{name}={kind}" for name, kind in own.fields.items())
+    moved = ",".join(own.field_parameters)
+    return Inputs(parameters(fields=fields, required_parameters=",".join(own.required), field_parameters=moved), decode)
+
+
+def chat(image: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image", "image": image}]}]
+
+
+FORMS = [
+    ("object-detection", {"inputs": PICTURE}, ("image", PICTURE)),
+    ("object-detection", {"image": AS_TEXT.encode()}, ("image", PICTURE)),
+    ("object-detection", {"inputs": f"data:image/png;base64,{AS_TEXT}".encode()}, ("image", PICTURE)),
+    ("automatic-speech-recognition", {"audio": b"https://example.com/a.wav"}, ("audio", b"https://example.com/a.wav")),
+    ("translation", {"inputs": "Grüße".encode()}, "Grüße"),
+    ("document-question-answering", {"inputs": json.dumps({"image": AS_TEXT, "question": "Who?"}).encode()},
+     {"image": ("image", PICTURE), "question": "Who?"}),
+    ("document-question-answering", {"image": PICTURE, "question": b"Who?"},
+     {"image": ("image", PICTURE), "question": "Who?"}),
+    ("zero-shot-object-detection", {"image": PICTURE, "parameters": b'{"candidate_labels": ["cat"]}'},
+     {"image": ("image", PICTURE), "candidate_labels": ["cat"]}),
+    ("keypoint-matching", {"inputs": json.dumps([AS_TEXT, AS_TEXT]).encode()}, [("image", PICTURE)] * 2),
+    ("any-to-any", {"inputs": b"hello"}, {"text": "hello"}),
+    ("any-to-any", {"inputs": json.dumps(chat(AS_TEXT)).encode()}, {"text": chat(("image", PICTURE))}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "sent", "value"), FORMS)
+def test_row_has_one_of_the_forms_of_its_task(task, sent, value):
+    (row,) = inputs(task).rows({name: [data] for name, data in sent.items()})
+    assert row.value == value
+
+
+REFUSED = [
+    ("object-detection", {}, "send either the input 'inputs', or those of image"),
+    ("object-detection", {"inputs": PICTURE, "image": PICTURE}, "send either the input 'inputs', or those of image"),
+    ("object-detection", {"image": PICTURE, "parameters": b'{"timeout": 1}'}, "the parameter 'timeout' is unknown"),
+    ("object-detection", {"image": PICTURE, "parameters": b'{"images": "/etc/passwd"}'}, "'images' is unknown"),
+    ("object-detection", {"image": PICTURE, "parameters": b'{"batch_size": 9}'}, "'batch_size' is unknown"),
+    ("object-detection", {"image": PICTURE, "parameters": b"[]"}, "must be a JSON object"),
+    ("object-detection", {"image": PICTURE, "parameters": b"{"}, "is not valid JSON"),
+    ("translation", {"inputs": b"\xff"}, "is not valid UTF-8"),
+    ("translation", {"inputs": b"a", "parameters": b'{"generate_kwargs": {"custom_generate": "x/y"}}'}, "is unknown"),
+    ("translation", {"inputs": b"a", "parameters": b'{"generate_kwargs": {"num_beams": 99}}'}, "must be at most 16"),
+    ("zero-shot-classification", {"inputs": b"a"}, "the parameter 'candidate_labels' is missing"),
+    ("any-to-any", {"inputs": b'[{"role": "user", "content": [{"type": "image", "url": "http://10.0.0.1"}]}]'},
+     "each image must be a text in base64; addresses and paths are not read"),
+    ("any-to-any", {"inputs": b'{"text": "a", "videos": "/etc/passwd"}'}, "must be a JSON object with some of text"),
+    ("decision", {"inputs": b'{"state": "a", "questions": {}, "assets": {"x": {"path": "/etc/passwd"}}}'},
+     "addresses and paths are not read"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "sent", "reason"), REFUSED)
+def test_wrong_row_is_refused_with_the_reason(task, sent, reason):
+    with pytest.raises(BadRequest, match=reason.replace("[", r"\[").replace("(", r"\(")):
+        inputs(task).rows({name: [data] for name, data in sent.items()})
+
+
+def test_bad_image_gets_its_own_error_and_neighbours_are_right(serve):
+    served, _ = serve("image-segmentation")
+    backend = served.models["m"].backend
+    good = backend.inputs.rows({"image": [PICTURE]})
+    with pytest.raises(ValueError, match="row 1 of 'image': it is not a whole JPEG, PNG or WebP file"):
+        backend.inputs.rows({"image": [PICTURE, PICTURE[:200]]})
+    (answer,) = answers(served.alone([tensors(image=PICTURE)]))
+    assert {entry["label"] for entry in answer} <= {"calm", "cross", "glad"}
+    assert np.array_equal(np.asarray(good[0].value), picture(0))
+
+
+def test_row_that_the_pipeline_refuses_fails_alone(serve):
+    served, _ = serve("image-segmentation")
+    with pytest.raises(UserError, match="the pipeline does not take this input with these parameters: ValueError"):
+        served.together([tensors(image=PICTURE), tensors(image=PICTURE, parameters={"subtask": "instance"})])
+    assert answers(served.together([tensors(image=png(1)), tensors(image=PICTURE)]))
+
+
+def test_speech_is_resampled_to_the_rate_of_the_model(serve):
+    served, _ = serve("automatic-speech-recognition")
+    (answer,) = answers(served.alone([tensors(inputs=wav(0, 44_100))]))
+    assert isinstance(answer["text"], str)
+    assert transformers.__version__.startswith("5.")

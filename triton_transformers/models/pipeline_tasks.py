@@ -1,0 +1,137 @@
+"""Define the tasks of transformers' pipelines: the fields of their rows, and which of them a checkpoint can do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+# The format that serves them, and its recipe.
+PIPELINE = "pipeline"
+TEXTS = ("translation", "summarization", "text2text-generation")
+
+
+@dataclass(frozen=True)
+class PipelineTask:
+    """The fields of a row with their kinds: text, json, chat, image, images, audio or video."""
+
+    fields: dict[str, str]
+    # The parameters without which the pipeline cannot answer, with values for examples.
+    required: dict[str, Any] = field(default_factory=dict)
+    field_parameters: tuple[str, ...] = ()  # those that the pipeline takes beside its fields
+    libraries: tuple[str, ...] = ()  # beside those of every image with transformers
+
+
+CANDIDATES = {"candidate_labels": ["a cat", "a dog on a sofa", "rain"]}
+CHAT = {"text": "chat", "images": "images"}
+SOUND = ("soundfile", "soxr")
+
+PIPELINE_TASKS = {
+    "audio-classification": PipelineTask({"audio": "audio"}, libraries=SOUND),
+    "automatic-speech-recognition": PipelineTask({"audio": "audio"}, libraries=SOUND),
+    "text-to-audio": PipelineTask({"text": "text"}, libraries=SOUND[:1]),
+    "table-question-answering": PipelineTask({"table": "json", "query": "text"}, libraries=("pandas",)),
+    "document-question-answering": PipelineTask({"image": "image", "question": "text", "word_boxes": "json"}),
+    "zero-shot-classification": PipelineTask({"text": "text"}, CANDIDATES),
+    "zero-shot-image-classification": PipelineTask({"image": "image"}, CANDIDATES),
+    "zero-shot-audio-classification": PipelineTask({"audio": "audio"}, CANDIDATES, libraries=SOUND),
+    "image-segmentation": PipelineTask({"image": "image"}),
+    "object-detection": PipelineTask({"image": "image"}),
+    "zero-shot-object-detection": PipelineTask({"image": "image"}, CANDIDATES, ("candidate_labels",)),
+    "decision": PipelineTask({"state": "json", "questions": "json", "assets": "images"}),
+    "depth-estimation": PipelineTask({"image": "image"}),
+    "video-classification": PipelineTask({"video": "video"}, libraries=("av",)),
+    "mask-generation": PipelineTask({"image": "image"}),
+    "keypoint-matching": PipelineTask({"images": "images"}),
+    "any-to-any": PipelineTask({**CHAT, "audio": "audio"}),
+    **{task: PipelineTask({"text": "text"}) for task in TEXTS},
+    # Tasks with a faster format, served so with FORMAT=pipeline.
+    "feature-extraction": PipelineTask({"text": "text"}),
+    "text-classification": PipelineTask({"text": "text"}),
+    "token-classification": PipelineTask({"text": "text"}),
+    "fill-mask": PipelineTask({"text": "text"}),
+    "image-classification": PipelineTask({"image": "image"}),
+    "image-feature-extraction": PipelineTask({"image": "image"}),
+    "text-generation": PipelineTask({"text": "chat"}),
+    "image-text-to-text": PipelineTask(CHAT),
+}
+# The tasks that the pipeline serves, unless another recipe has a faster way.
+FASTER = tuple(list(PIPELINE_TASKS)[-8:])
+# More lists of transformers, by the end of their names, of the architectures that a pipeline takes beside its own.
+MORE_LISTS = {"image-segmentation": ("INSTANCE_SEGMENTATION", "UNIVERSAL_SEGMENTATION")}
+# The tasks that a checkpoint can do beside the one that it was made for: TASK chooses them.
+SECOND = ("zero-shot-classification", "zero-shot-image-classification", "any-to-any", "decision")
+# The tasks of lists that also have architectures for something more special.
+GENERAL = ("text-generation", "fill-mask")
+SOUND_FEATURES = ("get_text_features", "get_audio_features")
+
+
+def pipeline_tasks_of(architecture: str, model_type: str) -> list[str]:
+    """Return the tasks whose pipelines take this architecture, by transformers' own lists; the likeliest first."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+    from transformers.pipelines import SUPPORTED_TASKS
+
+    network = getattr(transformers, architecture, None)
+    if all(hasattr(network, method) for method in SOUND_FEATURES):
+        return ["zero-shot-audio-classification"]
+    if architecture == "VisionEncoderDecoderModel":  # Donut is not in the list of its task
+        return ["document-question-answering"]
+    found = []
+    supported: dict[str, Any] = SUPPORTED_TASKS
+    for task, entry in supported.items():
+        lists = [auto._model_mapping._model_mapping for auto in entry["pt"] if auto is not modeling_auto.AutoModel]
+        lists += [getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES") for name in MORE_LISTS.get(task, ())]
+        if architecture in set(names_in(lists, model_type)):
+            found.append(task)
+    if "any-to-any" not in found and architecture in set(
+        names_in([modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES], model_type)
+    ):
+        found += TEXTS[::-1] if model_type != "marian" else TEXTS
+    return sorted(found, key=lambda task: (task in SECOND, task in GENERAL))
+
+
+def names_in(lists: list[Any], model_type: str) -> Iterator[str]:
+    for listed in lists:
+        names = listed.get(model_type, ())
+        yield from (names,) if isinstance(names, str) else names
+
+
+# The values of a first request, by the names of fields or their kinds. A file's name stands for it in base64.
+SAMPLES = {
+    "image": "@photo.jpg@",
+    "audio": "@speech.wav@",
+    "video": "@clip.mp4@",
+    "text": "A dog sleeps on the sofa while it rains.",
+    "question": "What is the total?",
+    "query": "How old is Ada?",
+    "table": '{"name": ["Ada", "Grace"], "age": ["36", "85"]}',
+    "word_boxes": '[["Total", [10, 10, 90, 30]], ["12.50", [100, 10, 190, 30]]]',
+    "state": '"I was charged twice and want a refund."',
+    "questions": '{"refund": {"type": "noul", "instructions": "Is a refund requested?"}}',
+}
+
+
+def example_command(url: str, system: str, task: str) -> str:
+    """Return a command of the shell that sends the system a first request."""
+    fields = PIPELINE_TASKS[task].fields
+    values = {name: value for name, kind in fields.items() if (value := SAMPLES.get(name, SAMPLES.get(kind)))}
+    if task == "keypoint-matching":
+        values = {"images": '["@photo.jpg@", "@photo.jpg@"]'}
+    if "text" in fields:
+        values |= {"text": SAMPLES["text"]}
+        values.pop("audio", None)  # a text alone is enough
+    if required := PIPELINE_TASKS[task].required:
+        values["parameters"] = json.dumps(required)
+    inputs = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": [value]} for name, value in values.items()]
+    text, *rest = re.split(r"@([\w.]+)@", json.dumps({"inputs": inputs}))
+    curl = f"curl {url}/v2/models/{system}/infer -d"
+    if not rest:
+        return f"{curl} {shlex.quote(text)}"
+    steps = [f"printf %s {shlex.quote(text)}"]
+    for file, more in zip(rest[::2], rest[1::2], strict=True):
+        steps += [f"base64 -w0 {file}", f"printf %s {shlex.quote(more)}"]
+    return f"({'; '.join(steps)}) | {curl} @-"
