@@ -206,15 +206,28 @@ class Converter:
             return self.map(schema)
         if refused := ENFORCED["object"] & schema.keys() - {"properties", "required", "additionalProperties"}:
             raise BadRequest(f"'{min(refused)}' cannot be enforced beside 'properties': remove it")
-        # Rules from the last property to the first: the rest after another one, and from the beginning.
-        rest = first = '""'
-        for name, value in reversed(properties.items()):
-            pair = f"{literal(compact(name) + ':')} {self.rule(value)}"
-            after, begin = f'"," {pair} {rest}', f"{pair} {rest}"
-            if name not in required:
-                after, begin = f"{after} | {rest}", f"{begin} | {first}"
-            rest, first = self.part(after), self.part(begin)
-        return f'"{{" {first} "}}"'
+        pairs = [
+            (f"{literal(compact(name) + ':')} {self.rule(value)}", name not in required)
+            for name, value in properties.items()
+        ]
+        members, may_be_empty = self.members(pairs)
+        return f'"{{" ({members}){"?" * may_be_empty} "}}"'
+
+    def members(self, pairs: list[tuple[str, bool]]) -> tuple[str, bool]:
+        """Return EBNF for properties, each with whether it is optional, and whether all of them are.
+
+        The EBNF needs at least one of them. It is a tree: in a list, xgrammar would look from each property at all
+        later ones, and take minutes for thousands of them.
+        """
+        if len(pairs) == 1:
+            return pairs[0]
+        middle = len(pairs) // 2
+        (left, left_is_optional), (right, right_is_optional) = map(self.members, (pairs[:middle], pairs[middle:]))
+        if not left_is_optional:
+            return f'{left} ("," {right}){"?" * right_is_optional}', False
+        right = self.part(right)
+        more = "?" * right_is_optional
+        return self.part(f'{left} ("," {right}){more} | {right}'), right_is_optional
 
     def part(self, body: str) -> str:
         name = f"p{next(self.numbers)}"
