@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.structure_worker import compile_structure, new_compiler, xgrammar
+from shared.structure_worker import Structure, compile_structure, new_compiler, xgrammar
 
 # Each byte is a token, and so are some texts that cross the borders of JSON's parts.
 TOKENS = [
@@ -23,14 +23,14 @@ CLOSING = {TOKENS.index(token) for token in (b'"', b"}", b"]", b'"}', b'"]')} | 
 
 @cache
 def compiler() -> Any:
-    return new_compiler(xgrammar(), TOKENS, [END], 1 << 20)
+    return new_compiler(xgrammar(), TOKENS, [END])
 
 
-def document(structure: dict[str, str], seed: int, limit: int = 150) -> str:
+def document(structure: Structure, seed: int, limit: int = 150) -> str:
     """Return one text; after `limit` tokens, close what can be closed."""
     choice = random.Random(seed)
-    if "grammar" in structure:  # OpenVINO GenAI prints a grammar, and compiles that
-        structure = {"grammar": str(xgrammar().Grammar.from_ebnf(structure["grammar"]))}
+    if structure.form == "grammar":  # OpenVINO GenAI prints a grammar, and compiles that
+        structure = Structure("grammar", str(xgrammar().Grammar.from_ebnf(structure.text)))
     matcher = xgrammar().GrammarMatcher(compile_structure(compiler(), structure))
     mask = torch.full((1, (len(TOKENS) + 31) // 32), -1, dtype=torch.int32)
     written: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import re
 import threading
@@ -13,12 +14,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shared.json_grammar import json_grammar
 from shared.structure import vocabulary
-from shared.structure_worker import canonical
+from shared.structure_worker import COMPILE_SECONDS, Structure, canonical, compile_structure, xgrammar
 from shared.types import BadRequest
 from shared.worker_process import WorkerEnded
 from tests.support import python_backend
 from tests.support.checkpoints import language
-from tests.support.documents import document
+from tests.support.documents import END, compiler, document
 from tests.support.python_backend import InferenceRequest, ResponseSender
 from tests.support.schemas import closed, schemas
 from triton_transformers.models.catalogue import Job
@@ -33,6 +34,13 @@ TAG = {
     "end": "</t>",
 }
 TAGS = {"type": "triggered_tags", "triggers": ["<t>"], "tags": [TAG], "at_least_one": True, "stop_after_first": True}
+EMPTY_OR_TAG = {
+    "type": "sequence",
+    "elements": [
+        {"type": "const_string", "value": "x"},
+        {"type": "or", "elements": [{"type": "const_string", "value": ""}, TAG]},
+    ],
+}
 # A value of `structured_outputs`, and the pattern of the texts that it allows.
 FORMS = [
     ({"choice": ["yes", "no", "not yet"]}, "yes|no|not yet"),
@@ -41,6 +49,7 @@ FORMS = [
     ({"json": closed({"a": {"enum": [1, 2]}})}, r'\{"a":[12]\}'),
     ({"json": '{"const": null}'}, "null"),
     ({"structural_tag": {"type": "structural_tag", "format": TAGS}}, "<t>[12]</t>"),
+    ({"structural_tag": {"type": "structural_tag", "format": EMPTY_OR_TAG}}, "x(<t>[12]</t>)?"),
 ]
 REFUSED = [
     ({"type": "array", "uniqueItems": True}, "keyword 'uniqueItems' cannot be enforced"),
@@ -106,7 +115,7 @@ def answer(sender: ResponseSender) -> tuple[str, str]:
 def test_every_document_is_complete_and_valid():
     for number, schema in enumerate(schemas()):
         validator = jsonschema.Draft202012Validator(schema, format_checker=CHECKER)
-        text = document({"grammar": json_grammar(schema)}, seed=number)
+        text = document(Structure("grammar", json_grammar(schema)), seed=number)
         validator.validate(json.loads(text))
 
 
@@ -178,9 +187,16 @@ def test_texts_go_on_while_a_structure_compiles_that_takes_too_much(served, monk
     assert answer(send(served, {"choice": ["then"]})) == ("then", "stop")
 
 
+def test_text_ends_with_an_error_where_its_grammar_allows_no_token(served):
+    dead_end = {"grammar": 'root ::= "x" never\nnever ::= never "y"'}
+    senders = [send(served, dead_end), send(served, {"choice": ["other"]})]
+    assert "no token of this model can continue the text" in answer(senders[0])[0]
+    assert answer(senders[1]) == ("other", "stop")
+
+
 def test_explosive_grammar_ends_only_its_worker(served):
     bomb = {"grammar": 'root ::= ((("a"{1,200}){1,200}){1,200}){1,200}'}
-    assert re.search("too much memory|more than 10 s", answer(send(served, bomb))[0])
+    assert re.search(f"too much memory|more than {COMPILE_SECONDS} s", answer(send(served, bomb))[0])
     assert answer(send(served, {"choice": ["then"]})) == ("then", "stop")
 
 
@@ -199,6 +215,33 @@ def test_explosive_grammar_ends_only_its_worker(served):
 def test_grammars_of_clients_need_the_parameter(structure):
     with pytest.raises(BadRequest, match="this model takes no grammars of clients"):
         canonical(structure, takes_grammars=False)
+
+
+def test_object_of_thousands_of_optional_properties_is_compiled():
+    schema = closed({f"p{number}": INTEGER for number in range(3000)}, required=["p7"])
+    text = document(Structure("grammar", json_grammar(schema)), seed=1)
+    jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize("required", [[], ["a"], ["c"], ["a", "c"], ["b", "d", "e"], [*"abcde"]])
+def test_objects_have_any_of_their_optional_properties(required):
+    schema = closed({name: {"const": 1} for name in "abcde"}, required)
+    grammar = Structure("grammar", json_grammar(schema))
+    compiled = compile_structure(compiler(), grammar)
+    for names in itertools.chain.from_iterable(itertools.combinations("abcde", count) for count in range(6)):
+        matcher = xgrammar().GrammarMatcher(compiled)
+        text = json.dumps(dict.fromkeys(names, 1), separators=(",", ":"))
+        allowed = matcher.accept_string(text) and matcher.accept_token(END)
+        assert allowed == ({*required} <= {*names}), text
+
+
+def test_grammars_beyond_the_bytes_of_the_cache_are_compiled_again(served, monkeypatch):
+    monkeypatch.setattr("shared.structure.MAX_CACHED_BYTES", 1)
+    monkeypatch.setattr("shared.genai_structure.MAX_CACHED_BYTES", 1)
+    for _ in range(2):
+        for word in ("one", "two"):
+            assert answer(send(served, {"choice": [word]})) == (word, "stop")
+    assert len(served.structures.cached) == 1
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])

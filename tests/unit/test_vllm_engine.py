@@ -21,6 +21,7 @@ import transformers
 from safetensors.torch import save_file
 
 from shared.continuation import Options, Row
+from shared.structure_worker import Structure
 from shared.types import BadRequest, ConfigError
 from tests.support.checkpoints import language
 from tests.support.checkpoints.lora import merged, save_adapter
@@ -186,14 +187,22 @@ def test_stats_count_the_cache_and_the_prompts_found_in_it(module, assembled):
     assert engine.stats().prefix_tokens == prefix_tokens
 
 
-def test_text_that_the_engine_ends_early_has_the_reason(module, assembled, monkeypatch):
+@pytest.mark.parametrize(
+    ("structure", "reason"),
+    [
+        (None, "vLLM ended the text: error"),
+        (Structure("grammar", 'root ::= "a"'), "no token of this model can continue"),
+    ],
+)
+def test_text_that_the_engine_ends_early_has_the_reason(module, assembled, monkeypatch, structure, reason):
     engine, _ = load(module, assembled)
     ended = SimpleNamespace(token_ids=[], finish_reason="error", logprobs=None)
     output = SimpleNamespace(request_id="1", finished=True, num_cached_tokens=None, outputs=[ended])
-    engine.add(1, [1, 5], options())
+    engine.add(1, [1, 5], options(structured_outputs=structure))
     monkeypatch.setattr(engine.engine, "step", lambda: [output])
     (new,) = engine.step()
-    assert (new.finished, new.error) == (True, "vLLM ended the text: error")
+    assert new.finished
+    assert reason in str(new.error)
 
 
 def test_adapters_are_those_of_merged_weights_and_change_without_a_reload(module, own, tmp_path):

@@ -16,7 +16,7 @@ from shared.lean_transformers import transformers
 from shared.parameters import flag_parameter, has_input, int_parameter, weights_folder
 from shared.prompts import TRANSFORMERS
 from shared.row_adapters import AdapterFiles, adapted
-from shared.structure import Structure
+from shared.structure_worker import Structure, compile_structure
 from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # Each check whether a client still waits is a round trip to Triton.
@@ -55,8 +55,8 @@ class BatchedGeneration(TextGeneration):
         """Return the model's precision and device, for the log."""
         return f"{pretrained.name_of(self.decoder.model.dtype)} on {self.decoder.model.device}"
 
-    def prepare_structure(self, structure: Structure) -> None:
-        self.decoder.compile(structure)
+    def prepare_structure(self, structure: Structure) -> Any:
+        return compile_structure(self.decoder.compiler, structure)
 
     def work(self) -> None:
         while first := self.waiting.get():

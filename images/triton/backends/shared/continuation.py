@@ -38,7 +38,7 @@ class Options:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     skip_special_tokens: bool = True
-    structured_outputs: Mapping[str, Any] | None = None
+    structured_outputs: Any = None  # as prepare_structure() of the engine returned it
     lora_name: str = ""
     adapter: Any = None  # the adapter of that name, as the engine found it
 

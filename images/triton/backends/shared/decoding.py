@@ -21,8 +21,8 @@ from shared.continuation import Logprobs, Options, Owner, Row
 from shared.lean_transformers import transformers
 from shared.packing import RunCost, cheapest_cut
 from shared.pretrained import rotary_context
-from shared.structure import Structure, vocabulary
-from shared.structure_worker import compile_structure, new_compiler, xgrammar
+from shared.structure import DEAD_END, vocabulary
+from shared.structure_worker import new_compiler, xgrammar
 from shared.types import BadRequest
 
 # Lengths of the prompts that are timed, in tokens.
@@ -30,8 +30,6 @@ SHORT, LONG = 8, 64
 # Cost for each step to read a token of the prompt again, padding or not, relative to its first cost: a fiftieth on a
 # CPU (GPT-2: 2.3 ms and 0.05 ms).
 READ_AGAIN = 0.02
-# Memory for compiled grammars; one of JSON takes about 1 MB with 150,000 tokens.
-GRAMMAR_BYTES = 256 << 20
 
 
 class Decoder:
@@ -82,13 +80,9 @@ class Decoder:
             raise BadRequest("option 'structured_outputs': this model has no tokenizer.json")
         return vocabulary(backend, self.vocabulary)
 
-    def compile(self, structure: Structure) -> Any:
-        """Return xgrammar's compiled form; the compiler keeps the last ones."""
-        return compile_structure(self.compiler, structure)
-
     @functools.cached_property
     def compiler(self) -> Any:
-        return new_compiler(xgrammar(), self.token_bytes(), sorted(self.end_tokens), GRAMMAR_BYTES)
+        return new_compiler(xgrammar(), self.token_bytes(), sorted(self.end_tokens))
 
     def measure(self) -> None:
         """Measure the cost of a prompt token and of a step of the loop, which batches() weighs against each other."""
@@ -140,7 +134,7 @@ class Decoder:
             columns = slice(start, start + len(row.prompt_tokens))
             tokens[i, columns] = torch.tensor(row.prompt_tokens)
             mask[i, columns] = 1
-        sampling = Sampling(rows, self.end_tokens, Structured(rows, self.compile))
+        sampling = Sampling(rows, self.end_tokens, Structured(rows))
         self.model.generate(
             tokens.to(self.device),
             **self.images(rows, width),
@@ -188,10 +182,10 @@ class Progress(transformers.StoppingCriteria):
 class Structured:
     """Leaves rows with a structure the tokens that it allows."""
 
-    def __init__(self, rows: Sequence[Row[Any]], compile: Callable[[Structure], Any]) -> None:
+    def __init__(self, rows: Sequence[Row[Any]]) -> None:
         self.rows = rows
         self.matchers = {
-            number: xgrammar().GrammarMatcher(compile(row.options.structured_outputs))
+            number: xgrammar().GrammarMatcher(row.options.structured_outputs)
             for number, row in enumerate(rows)
             if row.options.structured_outputs and not row.done
         }
@@ -207,7 +201,7 @@ class Structured:
                 self.matchers[number].accept_token(self.rows[number].tokens[-1])
             self.matchers[number].fill_next_token_bitmask(masks, place)
             if not masks[place].any():
-                raise BadRequest("option 'structured_outputs': no token of this model can continue the text")
+                raise BadRequest(DEAD_END)
         allowed = (masks[..., None] >> self.bits & 1).bool().flatten(1)[:, : scores.shape[-1]].to(scores.device)
         places = torch.tensor(running, device=scores.device)
         scores[places] = scores[places].masked_fill(~allowed, torch.finfo(scores.dtype).min)

@@ -22,6 +22,7 @@ from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import choice_parameter, instance_count, int_parameter, usable_cpus
 from shared.prompts import OPENVINO
 from shared.row_adapters import check_adapter
+from shared.structure import DEAD_END
 from shared.text_tokenizer import LIMITS
 from shared.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
 
@@ -60,14 +61,15 @@ class GenAIGeneration(ContinuousGeneration):
             weights = sum((part / f"{MODEL}.bin").stat().st_size for part in parts) * HEADROOM
             check_it_fits(args["model_name"], weights + caches * 1e9, limit - used)
             try:
-                tokenizer = new_tokenizer(self.vocabulary())
+                tokens = self.vocabulary()
+                tokenizer = new_tokenizer(tokens)
                 own = draft.settings(scheduler, folder, settings)
                 pipeline = load_pipeline(folder, scheduler, tokenizer=tokenizer, **settings, **own)
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[-1]
                 raise ConfigError(f"OpenVINO GenAI cannot load {folder}: {reason}") from None
         self.adapters = limits.get("adapters", [])
-        load_structured = partial(structured_texts, folder, tokenizer)
+        load_structured = partial(structured_texts, folder, tokenizer, tokens)
         return GenAIEngine(pipeline, limits["weights"], self.tokenizer.end_tokens, load_structured, draft)
 
     def find_adapter(self, name: str) -> int:
@@ -83,9 +85,9 @@ class GenAIGeneration(ContinuousGeneration):
             return [b""]
 
 
-def structured_texts(folder: Path, tokenizer: genai.Tokenizer) -> StructuredTexts:
+def structured_texts(folder: Path, tokenizer: genai.Tokenizer, tokens: list[bytes]) -> StructuredTexts:
     model = openvino.Core().read_model(folder / f"{MODEL}.xml")
-    return StructuredTexts(tokenizer, model.output(0).partial_shape[-1].get_length())
+    return StructuredTexts(tokenizer, model.output(0).partial_shape[-1].get_length(), tokens)
 
 
 class GenAIEngine(TokenEngine):
@@ -158,7 +160,7 @@ class GenAIEngine(TokenEngine):
         if alternatives := self.alternatives.pop(key, None):
             alternatives.cancel()
         if self.structured:
-            self.structured.waiting.pop(key, None)
+            self.structured.end(key)
         if handle := self.handles.pop(key, None):
             handle.cancel()
 
@@ -191,6 +193,9 @@ class GenAIEngine(TokenEngine):
                 logprobs += map(Logprobs, output.generated_log_probs)
         status = handle.get_status()
         finished = status != genai.GenerationStatus.RUNNING
+        if self.structured and not self.structured.accept(key, tokens):
+            self.cancel(key)
+            return NewTokens(key, [], True, BadRequest(DEAD_END))
         full = status == genai.GenerationStatus.IGNORED
         if alternatives := self.alternatives.get(key):
             alternatives.search(tokens, logprobs)
@@ -202,6 +207,8 @@ class GenAIEngine(TokenEngine):
         if finished:
             self.handles.pop(key, None)
             self.alternatives.pop(key, None)
+            if self.structured:
+                self.structured.end(key)
         error = "the text needs more than the cache for keys and values: raise 'cache_gigabytes'" if full else ""
         return NewTokens(key, tokens, finished, error, logprobs) if tokens or finished else None
 

@@ -42,7 +42,8 @@ from shared.prompts import (
     read_request,
 )
 from shared.row_adapters import check_adapter
-from shared.structure import Structure, Structures
+from shared.structure import Structures
+from shared.structure_worker import Structure
 from shared.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
 from shared.types import BadRequest, Busy, Cancelled, ConfigError, InstanceArgs, ModelConfig
 
@@ -191,7 +192,7 @@ class TextGeneration(Backend):
         else:
             self.queue(job)
 
-    def queue(self, job: Job, compiled: Future[Structure] | None = None) -> None:
+    def queue(self, job: Job, compiled: Future[Any] | None = None) -> None:
         """Queue a job, with its structure if it has one. Fail the job if that could not be compiled."""
         try:
             structure = compiled.result() if compiled else None
@@ -202,8 +203,9 @@ class TextGeneration(Backend):
             row.options = dataclasses.replace(row.options, structured_outputs=structure)
             self.waiting.put(row)
 
-    def prepare_structure(self, structure: Structure) -> None:
-        """Do what the engine needs before it takes a structure; another thread generates meanwhile."""
+    def prepare_structure(self, structure: Structure) -> Any:
+        """Return a structure as the engine takes it; another thread generates meanwhile."""
+        return structure
 
     def cancel(self, id: str) -> None:
         """End the request with this id: docs/triton-faults.md#cancellations."""

@@ -7,22 +7,23 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from shared.structure_worker import COMPILE_SECONDS
+from shared.structure_worker import COMPILE_SECONDS, Structure
 from shared.types import BadRequest, Busy
 from shared.worker_process import WorkerEnded, WorkerProcess
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# {"grammar": EBNF} or {"structural_tag": JSON}: what the engines take.
-Structure: TypeAlias = Mapping[str, str]
-
 # Each of these processes has the vocabulary: 100 MB with 150,000 tokens.
 WORKERS = 2
 MAX_BYTES = 256 * 1024
+# The error of a text that a grammar leads to where none of the tokens is allowed.
+DEAD_END = "option 'structured_outputs': no token of this model can continue the text"
 MAX_CACHED, MAX_WAITING = 200, 1000
+# Compiled ones; one of JSON takes about 1 MB with 150,000 tokens.
+MAX_CACHED_BYTES = 256 << 20
 
 
 class Structures:
@@ -33,17 +34,18 @@ class Structures:
         tokens: Callable[[], Sequence[bytes]],
         end_tokens: Sequence[int],
         takes_grammars: bool,
-        prepare: Callable[[Structure], None],
+        prepare: Callable[[Structure], Any],
     ) -> None:
-        """Take what an engine does with a structure that compiles, also off the thread that generates."""
+        """Take what returns a structure that compiles as the engine takes it, also off the thread that generates."""
         self.tokens, self.end_tokens, self.takes_grammars, self.prepare = tokens, end_tokens, takes_grammars, prepare
-        self.cached: OrderedDict[str, Future[Structure]] = OrderedDict()
+        self.cached: OrderedDict[str, Future[Any]] = OrderedDict()
+        self.sizes: dict[str, int] = {}  # of the cached ones that compiled
         self.lock = threading.Lock()
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="structures")
         self.local = threading.local()
 
-    def compile(self, structure: Mapping[str, Any]) -> Future[Structure]:
-        """Return the compiled form, once it is there, or BadRequest. Raise that at once for what is too large."""
+    def compile(self, structure: Mapping[str, Any]) -> Future[Any]:
+        """Return what the engine takes, once it is there, or BadRequest. Raise that at once for what is too large."""
         key = json.dumps(structure)
         if len(key) > MAX_BYTES:
             raise BadRequest(f"option 'structured_outputs' has {len(key)} characters; at most {MAX_BYTES} are allowed")
@@ -55,22 +57,28 @@ class Structures:
                     raise Busy("too many structures wait to be compiled: try again later")
                 future = self.cached[key] = self.pool.submit(self.compile_in_worker, key)
             self.cached.move_to_end(key)
-            while len(self.cached) > MAX_CACHED and next(iter(self.cached.values())).done():
-                self.cached.popitem(last=False)
+            while len(self.cached) > MAX_CACHED or sum(self.sizes.values()) > MAX_CACHED_BYTES:
+                oldest = next(iter(self.cached))
+                if oldest == key or not self.cached[oldest].done():
+                    break
+                del self.cached[oldest]
+                self.sizes.pop(oldest, None)
         return future
 
-    def compile_in_worker(self, key: str) -> Structure:
+    def compile_in_worker(self, key: str) -> Any:
         try:
             if not hasattr(self.local, "worker"):
                 self.local.worker = new_worker(self.tokens(), self.end_tokens, self.takes_grammars)
-            structure: Structure = self.local.worker.ask(key)
+            structure = Structure(**self.local.worker.ask(key))
         except WorkerEnded as error:  # the next structure gets another one
             vars(self.local).pop("worker", None)
             raise BadRequest(f"option 'structured_outputs': it takes {error} to compile: make it smaller") from None
         except BadRequest as error:
             raise BadRequest(f"option 'structured_outputs': {error}") from None
-        self.prepare(structure)
-        return structure
+        prepared = self.prepare(structure)
+        with self.lock:
+            self.sizes[key] = structure.size
+        return prepared
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)

@@ -12,10 +12,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.json_grammar import json_grammar
 from shared.regex_grammar import one_of, regex_grammar
@@ -24,7 +23,8 @@ from shared.worker_process import serve_lines
 
 # More than the process has with the vocabulary.
 MEMORY_BYTES = 1 << 30
-COMPILE_SECONDS = 10  # of CPU time
+# Of CPU time. Forms that clients mean take less than one, and OpenVINO GenAI then compiles them once more.
+COMPILE_SECONDS = 5
 # The formats of a structural tag whose content xgrammar takes as it is. Those of JSON and regex become grammars.
 FORMATS = {
     *("const_string", "any_text", "grammar", "sequence", "or", "tag", "triggered_tags", "tags_with_separator"),
@@ -32,8 +32,20 @@ FORMATS = {
 }
 # The values of the forms that are no string.
 FORMS = {"json": "a JSON schema", "json_object": "true", "choice": "a list of strings", "structural_tag": "an object"}
-# xgrammar's own place in its messages.
-PLACE = re.compile(r"^(\[[\d:]+\] )?\S+:\d+: ")
+# xgrammar's own place in its messages, and the condition that failed there.
+PLACE = re.compile(r"^(\[[\d:]+\] )?(\S+:\d+: )?(Check failed: \(.*?\) is false: )?")
+NO_GRAMMARS = (
+    "this model takes no grammars of clients, because an ambiguous one can hold up all its texts: send 'json', 'regex' "
+    "or 'choice', or set the parameter 'client_grammars' of the model to 1"
+)
+
+
+class Structure(NamedTuple):
+    """A structure as every engine takes it."""
+
+    form: str  # grammar or structural_tag
+    text: str  # EBNF or JSON
+    size: int = 0  # bytes of memory when it is compiled, as xgrammar counts them
 
 
 def xgrammar(stand_in: bool = False) -> SimpleNamespace:
@@ -41,59 +53,65 @@ def xgrammar(stand_in: bool = False) -> SimpleNamespace:
 
     With `stand_in`, take none of these two, even where they are installed: that takes seconds and 200 MB.
     """
-    if "xgrammar" not in sys.modules:
-        spec = importlib.util.find_spec("xgrammar")
-        if spec is None or not spec.submodule_search_locations:
-            raise ImportError("No module named 'xgrammar'")
-        package = ModuleType("xgrammar")
-        package.__path__ = list(spec.submodule_search_locations)
-        sys.modules["xgrammar"] = package
-        if stand_in:
-            sys.modules["torch"] = None  # type: ignore[assignment]
-            transformers = ModuleType("transformers")
-            transformers.PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast = object  # type: ignore[attr-defined]
-            sys.modules["transformers"] = transformers
-        if (Path(package.__path__[0]) / "load_binding.py").is_file():
-            importlib.import_module("xgrammar.load_binding")
+    if stand_in:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        transformers = ModuleType("transformers")
+        transformers.PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast = object  # type: ignore[attr-defined]
+        sys.modules["transformers"] = transformers
+    use_parts()
     names = ["compiler", "tokenizer_info", *["matcher"] * (not stand_in)]
     modules = [importlib.import_module(f"xgrammar.{name}") for name in names]
     return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
-def new_compiler(library: SimpleNamespace, tokens: list[bytes], end_tokens: list[int], cache_bytes: int) -> Any:
+def use_parts() -> None:
+    """Let the parts of xgrammar be imported, without the package itself."""
+    if "xgrammar" in sys.modules:
+        return
+    spec = importlib.util.find_spec("xgrammar")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("No module named 'xgrammar'")
+    package = ModuleType("xgrammar")
+    package.__path__ = list(spec.submodule_search_locations)
+    sys.modules["xgrammar"] = package
+    if (Path(package.__path__[0]) / "load_binding.py").is_file():
+        importlib.import_module("xgrammar.load_binding")
+
+
+def new_compiler(library: SimpleNamespace, tokens: list[bytes], end_tokens: list[int]) -> Any:
     """Return xgrammar's compiler for a vocabulary, on one thread."""
     vocabulary = library.TokenizerInfo(
         tokens, vocab_type=library.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=end_tokens
     )
-    enabled = bool(cache_bytes)
-    return library.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=enabled, cache_limit_bytes=cache_bytes)
+    return library.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
 
 
-def compile_structure(compiler: Any, structure: Mapping[str, str]) -> Any:
-    """Compile what canonical() returned."""
-    if "structural_tag" in structure:
-        return compiler.compile_structural_tag(structure["structural_tag"])
-    return compiler.compile_grammar(structure["grammar"])
+def compile_structure(compiler: Any, structure: Structure) -> Any:
+    if structure.form == "structural_tag":
+        return compiler.compile_structural_tag(structure.text)
+    return compiler.compile_grammar(structure.text)
 
 
-def canonical(structure: dict[str, Any], takes_grammars: bool) -> dict[str, Any]:
-    """Return the same structure as {"grammar": EBNF} or {"structural_tag": JSON}."""
+def canonical(structure: dict[str, Any], takes_grammars: bool) -> Structure:
+    """Return the same structure as every engine takes it."""
     ((kind, value),) = structure.items()
     if kind in ("json", "structural_tag") and isinstance(value, str):
         value = parsed(value)
     match kind, value:
         case "json", dict() | bool():
-            return {"grammar": json_grammar(value)}
+            return Structure("grammar", json_grammar(value))
         case "json_object", True:
-            return {"grammar": json_grammar({"type": "object"})}
+            return Structure("grammar", json_grammar({"type": "object"}))
         case "regex", str():
-            return {"grammar": regex_grammar(value)}
+            return Structure("grammar", regex_grammar(value))
         case "choice", [_, *_] if all(isinstance(choice, str) for choice in value):
-            return {"grammar": f"root ::= {one_of(value)}"}
+            return Structure("grammar", f"root ::= {one_of(value)}")
+        case "grammar", str() if takes_grammars:
+            return Structure("grammar", value)
         case "grammar", str():
-            return {"grammar": with_grammars({"type": "grammar", "grammar": value}, takes_grammars)["grammar"]}
+            raise BadRequest(NO_GRAMMARS)
         case "structural_tag", dict():
-            return {"structural_tag": json.dumps(with_grammars(value, takes_grammars))}
+            return Structure("structural_tag", json.dumps(with_grammars(value, takes_grammars)))
     raise BadRequest(f"it must be {FORMS.get(kind, 'a string')}")
 
 
@@ -115,11 +133,10 @@ def with_grammars(part: Any, takes_grammars: bool) -> Any:
         return {"type": "grammar", "grammar": json_grammar(part.get("json_schema", True))}
     if kind == "regex":
         return {"type": "grammar", "grammar": regex_grammar(str(part.get("pattern")))}
+    if kind == "const_string" and part.get("value") == "":  # which xgrammar refuses
+        return {"type": "grammar", "grammar": 'root ::= ""'}
     if kind == "grammar" and not takes_grammars:
-        raise BadRequest(
-            "this model takes no grammars of clients, because an ambiguous one can hold up all its texts: send 'json', "
-            "'regex' or 'choice', or set the parameter 'client_grammars' of the model to 1"
-        )
+        raise BadRequest(NO_GRAMMARS)
     if isinstance(kind, str) and kind not in FORMATS:
         raise BadRequest(
             f"the format '{kind}' is not supported; these are: {', '.join(sorted(FORMATS))}, json_schema, regex"
@@ -130,8 +147,7 @@ def with_grammars(part: Any, takes_grammars: bool) -> Any:
 def answer(compiler: Any, structure: dict[str, Any], takes_grammars: bool) -> dict[str, Any]:
     try:
         result = canonical(structure, takes_grammars)
-        compile_structure(compiler, result)
-        return result
+        return result._replace(size=compile_structure(compiler, result).memory_size_bytes)._asdict()
     except RecursionError:
         return {"error": "it is nested too deeply"}
     except MemoryError:
@@ -151,7 +167,7 @@ def main() -> None:
         print(json.dumps({"error": f"this server has no xgrammar ({error})"}), flush=True)
         return
     tokens = [token.encode("latin-1") for token in setup["tokens"]]
-    compiler = new_compiler(library, tokens, setup["end_tokens"], 0)
+    compiler = new_compiler(library, tokens, setup["end_tokens"])
     serve_lines(lambda structure: answer(compiler, structure, setup["takes_grammars"]), COMPILE_SECONDS, MEMORY_BYTES)
 
 

@@ -21,6 +21,7 @@ from shared.memory import HEADROOM, one_load_at_a_time
 from shared.parameters import DEVICES, choice_parameter, has_input, parameter, weights_folder
 from shared.prompts import VLLM, PromptRequest
 from shared.row_adapters import CONFIG, FOLDER, WEIGHTS, AdapterFiles, adapter_names
+from shared.structure import DEAD_END
 from shared.text_tokenizer import TextTokenizer
 from shared.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
 
@@ -245,6 +246,7 @@ class VllmEngine(TokenEngine):
         # vLLM keeps its CUDA streams per thread: the thread that loads it makes all calls.
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
         self.keys: dict[int, int] = {}  # of the running texts, with the number of alternatives to each token
+        self.structured: set[int] = set()  # the texts with a structure
         self.counted: set[int] = set()  # the texts whose cached tokens are in `prefix_tokens`
         self.prefix_tokens = 0
         self.watcher = Watcher()
@@ -279,6 +281,7 @@ class VllmEngine(TokenEngine):
             for name, is_set in (("min_p", options.min_p and options.temperature), ("logit_bias", options.logit_bias)):
                 if is_set:
                     raise BadRequest(f"option '{name}': {VLLM} does not have it together with a draft (DRAFT)")
+        structure = options.structured_outputs
         sampling = SamplingParams(
             max_tokens=options.max_new_tokens,
             temperature=options.temperature,
@@ -296,14 +299,14 @@ class VllmEngine(TokenEngine):
             stop_token_ids=sorted({*options.stop_token_ids, *(() if options.ignore_eos else self.end_tokens)}),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            structured_outputs=StructuredOutputsParams(**structure)
-            if (structure := options.structured_outputs)
-            else None,
+            structured_outputs=StructuredOutputsParams(**{structure.form: structure.text}) if structure else None,
         )
         adapter = {"lora_request": options.adapter} if options.adapter else {}
         prompt = prompt or TokensPrompt(prompt_token_ids=tokens)
         self.call(partial(self.engine.add_request, **adapter), str(key), prompt, sampling)
         self.keys[key] = options.logprobs or 0
+        if structure:
+            self.structured.add(key)
 
     def cancel(self, key: int) -> None:
         if key in self.keys:
@@ -324,21 +327,24 @@ class VllmEngine(TokenEngine):
         if key not in self.counted:
             self.counted.add(key)
             self.prefix_tokens += output.num_cached_tokens or 0
+        error: str | BadRequest = ""
+        if output.finished and completion.finish_reason not in ("stop", "length"):
+            # vLLM ends a text so if its grammar allows none of the tokens.
+            is_dead_end = completion.finish_reason == "error" and key in self.structured
+            error = BadRequest(DEAD_END) if is_dead_end else f"vLLM ended the text: {completion.finish_reason}"
         if output.finished:
             self.forget(key)
-        failed = output.finished and completion.finish_reason not in ("stop", "length")
-        error = f"vLLM ended the text: {completion.finish_reason}" if failed else ""
         logprobs = [
             Logprobs(position[token].logprob, most_probable(position, count))
             for token, position in zip(completion.token_ids, completion.logprobs or (), strict=False)
         ]
-        return NewTokens(
-            key, list(completion.token_ids), output.finished, error, logprobs, output.num_cached_tokens or 0
-        )
+        tokens = [] if error else list(completion.token_ids)
+        return NewTokens(key, tokens, output.finished, error, logprobs, output.num_cached_tokens or 0)
 
     def forget(self, key: int) -> None:
         self.keys.pop(key, None)
         self.counted.discard(key)
+        self.structured.discard(key)
 
     def stats(self) -> EngineStats:
         return EngineStats(self.watcher.cache_usage, self.prefix_tokens)
