@@ -83,8 +83,8 @@ def onnx_runtime(path: Path, threads: int) -> Any:
 def openvino(path: Path, threads: int) -> Any:
     """Load the graph with the engine that this project's own backends use."""
     sys.path.append(str(ROOT / "images/triton/backends"))
-    from shared.engine_choice import has_bf16
     from shared.engines import OpenVinoGraph
+    from shared.parameters import has_bf16
 
     graph = OpenVinoGraph(path, [OUTPUT])
     return graph.compile("bf16" if has_bf16() else "f32", threads, parallel_runs=1).run

@@ -49,7 +49,7 @@ class Way:
     """A server, and the precision of the weights that it computes with."""
 
     name: str
-    bits: int
+    bits: int  # 16: bfloat16
     precision: str  # FORMAT of this project, --dtype of vLLM, or a type of a GGUF file
     is_exact: bool = False  # computes in float32
 
@@ -61,11 +61,12 @@ class Way:
 OURS = "this project"
 WAYS = (
     Way(OURS, 32, "openvino-fp32", is_exact=True),
+    Way(OURS, 16, "openvino-bf16"),
     Way(OURS, 8, "openvino"),
     Way("vLLM", 32, "float32", is_exact=True),
-    Way("vLLM", 32, "bfloat16"),
+    Way("vLLM", 16, "bfloat16"),
     Way("llama.cpp", 32, "F32", is_exact=True),
-    Way("llama.cpp", 32, "BF16"),
+    Way("llama.cpp", 16, "BF16"),
     Way("llama.cpp", 8, "Q8_0"),
 )
 
@@ -207,7 +208,7 @@ def ask(url: str, prompt: list[int]) -> Answer:
 
 
 def show(windows: dict[Way, Window]) -> None:
-    for bits, title in ((32, "float weights"), (8, "weights of 8 bits")):
+    for bits, title in ((32, "float32"), (16, "bfloat16"), (8, "weights of 8 bits")):
         measured = {way: window for way, window in windows.items() if way.bits == bits and window.rates}
         rows = [[way.title, spread(own.rates), spread(own.first_ms, 0), own.same] for way, own in measured.items()]
         print_table((title, "tokens/s", "first token p95 ms", "as float32"), rows, text_columns=(title,))

@@ -62,7 +62,7 @@ class Limits:
 
     def with_engines(self, engines: Iterable[str]) -> Limits:
         """Return the limits for a system whose models run on these engines."""
-        if any(engine.endswith("bf16") for engine in engines):
+        if any("bf16" in engine or "bfloat16" in engine for engine in engines):
             return Limits(max(self.tolerance, BF16_TOLERANCE), compares_texts=False)
         return self
 

@@ -574,7 +574,7 @@ def test_missing_files_and_wrong_parameters_stop_the_load(served, tmp_path):
     model = folder.parent
     for parameters, reason in (
         ({"cache_gigabytes": 0}, "must be at least 1"),
-        ({"dtype": "bfloat16"}, "must be one of auto, float32"),
+        ({"dtype": "float16"}, "must be one of auto, float32, bfloat16, not"),
         ({"device": "cuda"}, "must be one of auto, cpu"),
         ({"cache_gigabytes": 100_000}, "GB of memory are free here"),
     ):

@@ -17,6 +17,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from shared import engine_choice, engines, measurements, onnx_model
+from shared import parameters as settings
 from shared.engines import OpenVinoGraph
 from shared.packing import RunCost
 from shared.types import BadRequest, ConfigError
@@ -27,7 +28,7 @@ from triton_transformers import answers
 from triton_transformers.models.assemble import run_recipe
 from triton_transformers.models.catalogue import RECIPES, Job
 
-needs_bf16 = pytest.mark.skipif(not engine_choice.has_bf16(), reason="this CPU has no bf16 instructions")
+needs_bf16 = pytest.mark.skipif(not settings.has_bf16(), reason="this CPU has no bf16 instructions")
 ROWS, SIZE, POSITIONS = 50, 16, 100
 RANDOM = np.random.default_rng(0)
 
@@ -179,7 +180,7 @@ def test_fastest_engine_is_refused_if_its_answers_differ(loader, seconds, tmp_pa
 
 
 def test_cpu_without_bf16_does_not_try_it(loader, seconds, monkeypatch):
-    monkeypatch.setattr(engine_choice, "has_bf16", lambda: False)
+    monkeypatch.setattr(settings, "has_bf16", lambda: False)
     seconds |= {"openvino-f32": 0.5, "openvino-bf16": 0.1}
     assert loader.engine(POOLED) == "openvino f32"
     assert "bf16" not in loader.messages[0]
@@ -213,7 +214,7 @@ def test_decision_is_measured_again_after_a_change(loader, measured_models, cach
         monkeypatch.setattr(measurements.importlib.metadata, "version", lambda _: "1.0")
     elif change == "engine":
         monkeypatch.setenv("TRITON_ENGINE", "openvino")
-        monkeypatch.setattr(engine_choice, "has_bf16", lambda: True)
+        monkeypatch.setattr(settings, "has_bf16", lambda: True)
     elif change == "damage":
         (file,) = cache.iterdir()
         file.write_text(file.read_text()[:-9])
@@ -304,7 +305,7 @@ F32 = "openvino-f32"
     ],
 )
 def test_config_overrides_the_servers_setting(monkeypatch, setting, config, values, choices):
-    monkeypatch.setattr(engine_choice, "has_bf16", lambda: True)
+    monkeypatch.setattr(settings, "has_bf16", lambda: True)
     monkeypatch.setenv("TRITON_ENGINE", setting)
     assert engine_choice.engine_choices(config | parameters(**values)) == choices
 

@@ -15,7 +15,7 @@ from triton_transformers.neuron.target import Target
 from triton_transformers.settings import UserError
 
 ONNX_FORMATS = ("onnx", "onnx-int8", "python")
-TEXT_FORMATS = ("openvino", "openvino-int4", "openvino-fp16", "openvino-fp32", "vllm", "python")
+TEXT_FORMATS = ("openvino", "openvino-int4", "openvino-bf16", "openvino-fp16", "openvino-fp32", "vllm", "python")
 # All formats that `make models` can make.
 FORMATS = tuple(dict.fromkeys((*ONNX_FORMATS, *TEXT_FORMATS, PIPELINE)))
 

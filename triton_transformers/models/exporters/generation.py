@@ -61,7 +61,8 @@ def assemble_readable(job: Job) -> Outcome:
             write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code, **own)
         else:
             outcome = openvino_export.export(job, tokenizer, limits["context"], version).join(outcome)
-            limits |= {"weights": outcome.facts["weights"], "context": outcome.facts.pop("context")}
+            limits |= {name: outcome.facts[name] for name in ("weights", "dtype")}
+            limits["context"] = outcome.facts.pop("context")
             if job.draft:
                 add_draft(job, job.draft, tokenizer, limits, version)
                 limits["draft"] = LOOKUP if job.draft.name == LOOKUP else "draft"

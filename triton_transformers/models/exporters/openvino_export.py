@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MODEL = "openvino_model.xml"
+BF16 = "openvino-bf16"  # computes in bfloat16; the other formats compute in float32
 # The stored precision of the weights for each FORMAT; `openvino` falls back to 16 bits.
-WEIGHTS = {"openvino": "int8", "openvino-int4": "int4", "openvino-fp16": "fp16", "openvino-fp32": "fp32"}
+WEIGHTS = {"openvino": "int8", "openvino-int4": "int4", BF16: "fp16", "openvino-fp16": "fp16", "openvino-fp32": "fp32"}
 # Perplexity may change by this share through the export itself, and rise by it through int8.
 MAX_RISE = 0.01
 WINDOW, WINDOWS = 128, 16  # tokens of the committed texts on which perplexity is measured
@@ -38,6 +39,7 @@ MEMORY = 2.5
 def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, folder: Path) -> Outcome:
     """Write the model into the folder. Raise FormatUnavailable if OpenVINO cannot serve it."""
     check_memory(job)
+    check_cpu(job.format)
     with quiet(), tempfile.TemporaryDirectory(dir=folder) as work:
         model = load(job)
         texts = token_windows(tokenizer, context)
@@ -60,7 +62,8 @@ def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, fo
         if (job.weights / file).is_file():
             shutil.copyfile(job.weights / file, folder / file)
     size = (folder / MODEL).with_suffix(".bin").stat().st_size
-    outcome = Outcome(f"{size / 1e6:,.0f} MB", {"weights": weights, "context": context}).join(Outcome(summary))
+    facts = {"weights": weights, "dtype": dtype_of(job.format), "context": context}
+    outcome = Outcome(f"{size / 1e6:,.0f} MB", facts).join(Outcome(summary))
     if rotary_limit and rotary_limit < (context or math.inf):
         outcome.facts["context"] = rotary_limit
         return outcome.join(
@@ -97,6 +100,18 @@ def check_memory(job: Job) -> None:
         raise FormatUnavailable(
             f"its export to OpenVINO takes about {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free"
         )
+
+
+def check_cpu(form: str) -> None:
+    with backends():
+        from shared.parameters import has_bf16
+    if form == BF16 and not has_bf16():
+        raise FormatUnavailable("this CPU does not compute in bfloat16: set FORMAT=openvino-fp16")
+
+
+def dtype_of(form: str) -> str:
+    """Return what OpenVINO computes in."""
+    return "bfloat16" if form == BF16 else "float32"
 
 
 def free_memory() -> int:
@@ -163,13 +178,19 @@ def write(
         compress(graph, chosen)
         save(graph, folder, chosen)
         after = served_perplexity(folder, texts)
-        change = f"perplexity {after:.4g} instead of {before:.4g} ({rise(before, after):+.1%}) on the committed texts"
+        change = difference(before, after)
         if form != "openvino" or rise(before, after) <= MAX_RISE:
             return chosen, f"weights in {chosen}: {change}"
         summary = f"weights in fp16, because in int8 its {change}"
     for file in exported.iterdir():
         file.replace(folder / file.name)
+    if form == BF16:
+        summary = f"computed in bfloat16: {difference(before, served_perplexity(folder, texts, dtype=dtype_of(form)))}"
     return weights, summary
+
+
+def difference(before: float, after: float) -> str:
+    return f"perplexity {after:.4g} instead of {before:.4g} ({rise(before, after):+.1%}) on the committed texts"
 
 
 def compress(graph: openvino.Model, weights: str) -> None:
@@ -209,18 +230,25 @@ def torch_perplexity(model: PreTrainedModel, texts: list[list[int]]) -> float:
     return math.exp(torch.cat(losses).mean())
 
 
-def served_perplexity(folder: Path, texts: list[list[int]], kind: str = "model") -> float:
+def served_perplexity(
+    folder: Path, texts: list[list[int]], kind: str = "model", dtype: str = dtype_of("openvino")
+) -> float:
     """Measure the texts as the server runs them: together, in parts, with paged attention."""
     with backends():
         import openvino_genai as genai
 
-        from shared.genai_pipeline import NO_TOKEN, load_pipeline, tensor
-    scheduler = genai.SchedulerConfig()
-    scheduler.cache_size = 1  # in GB; texts that need more wait
-    try:
-        pipeline = load_pipeline(folder, scheduler)
-    except RuntimeError as error:
-        raise FormatUnavailable(f"OpenVINO GenAI cannot serve a {kind}: {one_line(error)}") from error
+        from shared.genai_pipeline import BFLOAT16, NO_TOKEN, load_pipeline, precision_settings, tensor
+        from shared.genai_trial import check_bfloat16
+        from shared.types import ConfigError
+
+        scheduler, settings = genai.SchedulerConfig(), precision_settings(dtype)
+        scheduler.cache_size = 1  # in GB; texts that need more wait
+        try:
+            if dtype == BFLOAT16:
+                check_bfloat16(folder, settings)  # in a process that inherits sys.path
+            pipeline = load_pipeline(folder, scheduler, **settings)
+        except (ConfigError, RuntimeError) as error:
+            raise FormatUnavailable(f"OpenVINO GenAI cannot serve a {kind}: {one_line(error)}") from error
     config = genai.GenerationConfig(echo=True, logprobs=1, max_new_tokens=1, eos_token_id=NO_TOKEN)
     handles = [pipeline.add_request(i, tensor(text), config) for i, text in enumerate(texts)]
     while pipeline.has_non_finished_requests():

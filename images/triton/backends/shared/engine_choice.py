@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from shared import measurements
+from shared import measurements, parameters
 from shared.engines import Engine, EngineError, OnnxRuntimeEngine, OpenVinoGraph, check_openvino
 from shared.parameters import choice_parameter
 from shared.types import Array, ConfigError, ModelConfig, Tensors
@@ -26,7 +26,6 @@ CHOICES = {
     "openvino": (F32, BF16),
     **{name: (name,) for name in (ONNX_RUNTIME, F32, BF16)},
 }
-BF16_FLAGS = {"avx512_bf16", "amx_bf16"}  # in /proc/cpuinfo
 
 # Another engine replaces ONNX Runtime if its answers agree and it takes at most this share of the time.
 WORTHWHILE = 0.9
@@ -99,12 +98,9 @@ def engine_choices(config: ModelConfig) -> tuple[str, ...]:
     # would continue the same text differently alone and in a batch.
     if choice_parameter(config, "precision", ("auto", "f32"), "auto") == "f32":
         return tuple(name for name in CHOICES[choice] if name != BF16) or (F32,)
-    if choice == BF16 and not has_bf16():
-        raise ConfigError(
-            f"engine '{BF16}' requires a CPU with {' or '.join(sorted(BF16_FLAGS))}, which this one lacks: choose "
-            f"another of {', '.join(CHOICES)}"
-        )
-    return tuple(name for name in CHOICES[choice] if name != BF16 or has_bf16())
+    if choice == BF16:
+        parameters.check_bf16(f"engine '{BF16}'", f"another of {', '.join(CHOICES)}")
+    return tuple(name for name in CHOICES[choice] if name != BF16 or parameters.has_bf16())
 
 
 def _accelerator(config: ModelConfig) -> str:
@@ -136,10 +132,6 @@ def difference(expected: Array, actual: Array) -> float:
     largest = float(np.abs(expected).max(initial=0.0))
     distance = float(np.abs(expected.astype(float) - actual).max(initial=0.0))
     return distance / (largest or 1.0)
-
-
-def has_bf16() -> bool:
-    return bool(BF16_FLAGS & set(measurements.cpu().get("flags", "").split()))
 
 
 def choose_engine(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, str]:

@@ -11,7 +11,7 @@ import openvino
 import openvino_genai as genai
 
 from shared.continuation import Options
-from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, SETTINGS
+from shared.genai_pipeline import MODEL, SETTINGS
 from shared.prompts import OPENVINO
 from shared.types import BadRequest
 
@@ -19,7 +19,7 @@ from shared.types import BadRequest
 DRAFT, LOOKUP = "draft", "lookup"
 NGRAM = 3  # a text that repeats up to this many tokens is proposed what followed them
 BLOCK = 32  # tokens of a block of the cache
-BYTES = dict(zip(CACHE_PRECISIONS, (4, 2, 1), strict=True))
+BYTES = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}
 
 
 class Draft:

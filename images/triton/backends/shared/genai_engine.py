@@ -16,8 +16,19 @@ import openvino_genai as genai
 from shared.continuation import Logprobs, Options, Row
 from shared.continuous_generation import ContinuousGeneration, EngineStats, NewTokens, TokenEngine
 from shared.genai_draft import DRAFT, Draft
-from shared.genai_pipeline import CACHE_PRECISIONS, MODEL, NO_TOKEN, load_pipeline, new_tokenizer, tensor
+from shared.genai_pipeline import (
+    BFLOAT16,
+    FLOAT32,
+    MODEL,
+    NO_TOKEN,
+    PRECISIONS,
+    load_pipeline,
+    new_tokenizer,
+    precision_settings,
+    tensor,
+)
 from shared.genai_structure import StructuredTexts, Waiting, output_config
+from shared.genai_trial import check_bfloat16
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import choice_parameter, instance_count, int_parameter, usable_cpus
 from shared.prompts import OPENVINO
@@ -34,15 +45,17 @@ class GenAIGeneration(ContinuousGeneration):
     engine_name = OPENVINO
 
     def load_engine(self, folder: Path, config: ModelConfig, args: InstanceArgs) -> TokenEngine:
-        choice_parameter(config, "dtype", ("auto", "float32"), "auto")
+        limits = json.loads((folder / LIMITS).read_text())
+        dtype = choice_parameter(config, "dtype", ("auto", *PRECISIONS), "auto")
+        if dtype == "auto":
+            dtype = limits.get("dtype", FLOAT32)
         choice_parameter(config, "device", ("auto", "cpu"), "auto")
-        cache_precision = choice_parameter(config, "cache_precision", CACHE_PRECISIONS, CACHE_PRECISIONS[0])
+        cache_precision = choice_parameter(config, "cache_precision", PRECISIONS[dtype], PRECISIONS[dtype][0])
         cache_gigabytes = int_parameter(config, "cache_gigabytes", 2)
         batched_tokens = int_parameter(config, "batched_tokens", 128)
         draft_tokens = int_parameter(config, "draft_tokens", 4)
         if min(cache_gigabytes, batched_tokens, draft_tokens) < 1:
             raise ConfigError("parameters 'cache_gigabytes', 'batched_tokens' and 'draft_tokens' must be at least 1")
-        limits = json.loads((folder / LIMITS).read_text())
         scheduler = genai.SchedulerConfig()
         scheduler.max_num_seqs = 2 * self.max_batch  # with a search for alternatives beside each text
         scheduler.cache_size = cache_gigabytes
@@ -54,12 +67,15 @@ class GenAIGeneration(ContinuousGeneration):
         caches = draft.prepare(scheduler, folder, cache_gigabytes, cache_precision)
         self.tokenizer.context = draft.context(self.tokenizer.context)
         threads = max(1, usable_cpus() // instance_count(config))
-        settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, "KV_CACHE_PRECISION": cache_precision}
+        settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads, **precision_settings(dtype, cache_precision)}
         with one_load_at_a_time():
             used, limit = memory()
             parts = [folder, folder / DRAFT] if draft.has_model else [folder]
             weights = sum((part / f"{MODEL}.bin").stat().st_size for part in parts) * HEADROOM
             check_it_fits(args["model_name"], weights + caches * 1e9, limit - used)
+            if dtype == BFLOAT16:
+                for part in parts:
+                    check_bfloat16(part, settings)
             try:
                 tokens = self.vocabulary()
                 tokenizer = new_tokenizer(tokens)
@@ -70,7 +86,8 @@ class GenAIGeneration(ContinuousGeneration):
                 raise ConfigError(f"OpenVINO GenAI cannot load {folder}: {reason}") from None
         self.adapters = limits.get("adapters", [])
         load_structured = partial(structured_texts, folder, tokenizer, tokens)
-        return GenAIEngine(pipeline, limits["weights"], self.tokenizer.end_tokens, load_structured, draft)
+        precision = precision_label(limits["weights"], dtype)
+        return GenAIEngine(pipeline, precision, self.tokenizer.end_tokens, load_structured, draft)
 
     def find_adapter(self, name: str) -> int:
         """Return the number that marks a text of the adapter, as exporters/adapter_files.py made the graph."""
@@ -83,6 +100,12 @@ class GenAIGeneration(ContinuousGeneration):
             return self.tokenizer.token_bytes()
         except BadRequest:  # which a request with a structure gets
             return [b""]
+
+
+def precision_label(weights: str, dtype: str) -> str:
+    if dtype == FLOAT32:
+        return weights
+    return f"{weights}, {dtype}" if weights.startswith("int") else dtype
 
 
 def structured_texts(folder: Path, tokenizer: genai.Tokenizer, tokens: list[bytes]) -> StructuredTexts:

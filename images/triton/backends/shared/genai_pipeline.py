@@ -17,28 +17,33 @@ T = TypeVar("T")
 MODEL = "openvino_model"
 NO_TOKEN = 2**31 - 1  # the end token where there is none
 SETTINGS = {
-    # On a CPU with AMX, OpenVINO 2026.4 chooses bf16, and its paged attention then ends the process with a
-    # floating-point exception.
     "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
     # Beside weights in 8 or 4 bits, OpenVINO rounds activations to 8 bits; this many share a scale. With 32, its
     # default, 32 texts get a quarter fewer tokens per second (Sapphire Rapids).
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,
     # Pinned threads of several processes would share the first cores and leave the others idle.
     "ENABLE_CPU_PINNING": False,
 }
-# The precisions of keys and values. With the first, the default, greedy texts equal those of transformers in float32.
-CACHE_PRECISIONS = ("f32", "f16", "u8")
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+# What the model computes in -> the precisions of its keys and values. The first, the default, is also that of the
+# computation. In float32 with the first, greedy texts equal those of transformers.
+PRECISIONS = {FLOAT32: ("f32", "f16", "u8"), BFLOAT16: ("bf16", "u8")}
 
 
 def load_pipeline(
     folder: Path,
     scheduler: genai.SchedulerConfig,
-    cache_precision: str = CACHE_PRECISIONS[0],
     tokenizer: genai.Tokenizer | None = None,
     **settings: object,
 ) -> genai.ContinuousBatchingPipeline:
-    settings = SETTINGS | {"KV_CACHE_PRECISION": cache_precision} | settings
+    settings = SETTINGS | settings
     return genai.ContinuousBatchingPipeline(folder, tokenizer or new_tokenizer([b""]), scheduler, "CPU", **settings)
+
+
+def precision_settings(dtype: str, cache_precision: str = "") -> dict[str, str]:
+    precision = PRECISIONS[dtype][0]
+    return {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache_precision or precision}
 
 
 def new_tokenizer(vocabulary: Sequence[bytes]) -> genai.Tokenizer:

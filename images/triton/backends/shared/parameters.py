@@ -9,6 +9,7 @@ from shared.types import ConfigError, InstanceArgs, ModelConfig
 
 # The values of the parameter `device`.
 DEVICES = ("auto", "cpu", "cuda")
+BF16_FLAGS = {"avx512_bf16", "amx_bf16"}  # in /proc/cpuinfo
 
 
 def version_file(args: InstanceArgs, name: str, what: str = "the model's") -> Path:
@@ -58,6 +59,16 @@ def has_input(config: ModelConfig, name: str) -> bool:
 
 def instance_count(config: ModelConfig) -> int:
     return sum(group.get("count", 1) for group in config.get("instance_group", [])) or 1
+
+
+def has_bf16() -> bool:
+    return not BF16_FLAGS.isdisjoint(Path("/proc/cpuinfo").read_text().split())
+
+
+def check_bf16(what: str, others: str) -> None:
+    if not has_bf16():
+        flags = " or ".join(sorted(BF16_FLAGS))
+        raise ConfigError(f"{what} requires a CPU with {flags}, which this one lacks: choose {others}")
 
 
 def usable_cpus() -> int:
