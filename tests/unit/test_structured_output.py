@@ -45,6 +45,8 @@ EMPTY_OR_TAG = {
 FORMS = [
     ({"choice": ["yes", "no", "not yet"]}, "yes|no|not yet"),
     ({"regex": r"[a-f]{3}-\d{1,3}"}, r"[a-f]{3}-\d{1,3}"),
+    ({"regex": "[ab]{0,3}"}, "[ab]{0,3}"),
+    ({"choice": ["", "a"]}, "a?"),
     ({"grammar": 'root ::= "x" [0-9] end\nend ::= "." | "!"'}, r"x\d[.!]"),
     ({"json": closed({"a": {"enum": [1, 2]}})}, r'\{"a":[12]\}'),
     ({"json": '{"const": null}'}, "null"),

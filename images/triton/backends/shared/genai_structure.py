@@ -15,7 +15,7 @@ import openvino
 import openvino_genai as genai
 from openvino import opset13 as ops
 
-from shared.genai_pipeline import MODEL, NO_TOKEN, saved, tensor
+from shared.genai_pipeline import MODEL, saved, tensor
 from shared.structure import MAX_CACHED_BYTES
 from shared.structure_worker import Structure, use_parts
 
@@ -151,7 +151,8 @@ class ByteMatcher:
 def generate_token(pipeline: genai.LLMPipeline, structure: Structure | None = None) -> None:
     config = genai.GenerationConfig()
     config.max_new_tokens = 1
-    config.set_eos_token_id(NO_TOKEN)
+    # A token that the model has: xgrammar writes to its bit of the mask if a grammar allows the empty text.
+    config.set_eos_token_id(0)
     if structure:
         config.structured_output_config = output_config(structure)
     pipeline.generate(tensor([0]), config)
