@@ -96,7 +96,8 @@ def test_requests_fit_the_model():
         ("onnx-int8", {"tolerance": 1e-3}, Limits(0.5, compares_texts=False)),
         ("python", {"dtype": "bfloat16"}, Limits(compares_texts=False)),
         ("openvino", {"weights": "int8"}, Limits(compares_texts=False)),
-        ("openvino-fp16", {"weights": "fp16"}, Limits()),
+        ("openvino-fp16", {"weights": "fp16", "dtype": "float32"}, Limits()),
+        ("openvino-bf16", {"weights": "fp16", "dtype": "bfloat16"}, Limits(compares_texts=False)),
     ],
 )
 def test_limits_depend_on_the_format(format, facts, limits):
@@ -111,7 +112,8 @@ def test_bf16_widens_the_limits():
     assert attempt(inexact, "system", Limits(), running) == ""
     assert "differs by 0.02 of" in attempt(inexact, "system", Limits(), {"system": "openvino f32"})
     assert "differs by 0.02 of" in attempt(inexact, "system", Limits(), {"another": "openvino bf16"})
-    assert Limits(0.1).with_engines(["openvino bf16"]) == Limits(0.1, compares_texts=False)
+    for engine in ("openvino bf16", "openvino-genai int8, bfloat16", "openvino-genai bfloat16, draft model"):
+        assert Limits(0.1).with_engines([engine]) == Limits(0.1, compares_texts=False)
 
 
 @pytest.mark.parametrize(

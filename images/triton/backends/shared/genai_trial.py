@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ def check_bfloat16(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would have the weights
     folder, settings = json.loads(sys.stdin.readline())
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 1
