@@ -27,13 +27,14 @@ from triton_transformers.triton import batching, generates, is_front
 
 TRITON_S = 2.0
 STATIC = Path(__file__).parent / "static"
-MEDIA_TYPES = {"page.css": "text/css", "page.js": "text/javascript"}
+MEDIA_TYPES = {"page.css": "text/css", "page.js": "text/javascript", "page_answers.js": "text/javascript"}
 # No other site may show a page and have its buttons clicked.
 CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # The page runs only its own script and style.
 HEADERS = {
     "content-security-policy": (
-        f"{CLOSED}; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'"
+        f"{CLOSED}; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "media-src data: blob:; connect-src 'self'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

@@ -10,7 +10,6 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,12 +19,13 @@ from starlette.responses import Response
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
-from gateway import bodies
+from gateway import bodies, page_pipelines
 from gateway.api_error import ApiError, shown
 from gateway.bodies import json_response
 from gateway.context import gateway_of
 from gateway.image_urls import IMAGES
 from gateway.inference import CANCEL
+from gateway.page_fields import Box, Field
 from gateway.rows import IMAGE
 from gateway.served_systems import System
 from gateway.tool_calls import FAMILIES
@@ -51,31 +51,6 @@ CAPTIONS = (
     "a page of printed text",
 )
 QUERY = "How do I reset my password?"
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field of a form. `type` is text, image, number or choice."""
-
-    name: str
-    label: str
-    type: str = "text"
-    value: str = ""
-    rows: int = 1
-    required: bool = True
-    min: str = "0"
-    step: str = "any"
-    choices: Sequence[tuple[str, str]] = ()
-
-
-@dataclass(frozen=True)
-class Box:
-    """The form to try a system. `kind` names the function of page.js that sends it."""
-
-    kind: str
-    fields: Sequence[Field]
-    button: str
-    streams: bool = False
 
 
 class Task(NamedTuple):
@@ -130,6 +105,8 @@ def purpose(system: System) -> str:
     if system.kind in PURPOSES:
         chats = f", and answers in a chat ({', '.join(chat_skills(system)) or 'if it has a chat template'})"
         return PURPOSES[system.kind] + (chats if "chat" in system.abilities else "")
+    if page_pipelines.is_pipeline(system):
+        return page_pipelines.task_of(system).purpose
     if task := _task_of(system):
         return task.purpose
     inputs, outputs = (
@@ -194,6 +171,8 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
             Field("temperature", "Temperature", "number", f"{system.sampling.get('temperature', 0)}", step="0.1"),
         ]
         return Box("generation", fields, "Generate", streams)
+    if page_pipelines.is_pipeline(system):
+        return page_pipelines.box(system)
     if system.streams:
         return None
     examples = _examples(system, configs)
@@ -224,6 +203,8 @@ def command(system: System, routes: Sequence[str], configs: Configs, url: str, n
         )
     examples = {} if system.streams else _examples(system, configs)
     curl = f"curl {shlex.quote(f'{url}/try/{system.name}')}{header}"
+    if page_pipelines.is_pipeline(system):
+        return page_pipelines.command(system, curl)
     if IMAGE in examples:
         return f"""printf '{{"inputs": {{"{IMAGE}": "%s"}}}}' "$(base64 -w0 image.jpg)" |\n  {curl} -d @-"""
     return f"{curl} \\\n  -d {_quoted({'inputs': examples})}" if examples else ""
@@ -260,7 +241,7 @@ def _quoted(body: object) -> str:
 
 
 class TryBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The texts by the names of the inputs. An image is its file in base64, under image_bytes."""
+    """The texts by the names of the inputs. Images, sound and videos are their files in base64."""
 
     inputs: dict[str, str]
 
@@ -272,7 +253,10 @@ async def try_it(request: Request) -> Response:
     tensors = input_tensors(system, body.inputs)
     names = [tensor.name for tensor in system.config.output if tensor.name != TOKENIZED]
     outputs = await gateway.infer(system, tensors, names)
-    return json_response({"model": system.name, "outputs": [shortened(tensor) for tensor in outputs.values()]})
+    # A part of a pipeline's answer would not be JSON.
+    characters = None if page_pipelines.is_pipeline(system) else CHARACTERS
+    shortened_outputs = [shortened(tensor, characters) for tensor in outputs.values()]
+    return json_response({"model": system.name, "outputs": shortened_outputs})
 
 
 def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
@@ -290,17 +274,18 @@ def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
             raise ApiError(
                 400, f"The model '{system.name}' takes the texts {', '.join(known)}.", f"inputs.{shown(name)}"
             )
-    for name in required:
+    # Which inputs a pipeline requires depends on its task, and its backend knows.
+    for name in [] if texts and page_pipelines.is_pipeline(system) else required:
         if not texts.get(name):
             raise ApiError(400, f"The model '{system.name}' requires this input.", f"inputs.{name}")
     shape = [1, 1] if system.max_batch else [1]
     return [Tensor.from_texts(name, [text], shape) for name, text in texts.items()]
 
 
-def shortened(tensor: Tensor) -> dict[str, Any]:
+def shortened(tensor: Tensor, characters: int | None = CHARACTERS) -> dict[str, Any]:
     """Return the tensor as JSON has it, with its first elements."""
     if tensor.datatype == "BYTES":
-        data: list[Any] = [text[:CHARACTERS] for text in tensor.texts()[:ELEMENTS]]
+        data: list[Any] = [text[:characters] for text in tensor.texts()[:ELEMENTS]]
     else:
         values = tensor.array().ravel()[:ELEMENTS] if tensor.datatype in DTYPES else np.empty(0)  # BF16
         # JSON has no NaN and no infinity.

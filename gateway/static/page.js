@@ -228,6 +228,17 @@ const boxes = {
     );
   },
 
+  async pipeline({ system, fields: { candidate_labels: labels, ...fields }, form, answer, signal, elapsed }) {
+    if (fields.table) fields.table = JSON.stringify(table(fields.table));
+    if (labels) {
+      const candidates = labels.split(",").map((label) => label.trim()).filter(Boolean);
+      fields.parameters = JSON.stringify({ ...readJson(fields.parameters ?? "{}", "Parameters"), candidate_labels: candidates });
+    }
+    const { outputs } = await (await post(`/try/${encodeURIComponent(system)}`, { inputs: fields }, signal)).json();
+    const result = JSON.parse(outputs[0].data[0]);
+    answer.replaceChildren(...await drawn(form.dataset.answer, result, fields), note(elapsed()));
+  },
+
   async other({ system, fields, answer, signal, elapsed }) {
     const { outputs } = await (await post(`/try/${encodeURIComponent(system)}`, { inputs: fields }, signal)).json();
     answer.replaceChildren(...outcome(outputs, fields), note(elapsed()));
@@ -268,13 +279,15 @@ function tensor({ name, datatype, shape, data }) {
   return node;
 }
 
-// --- images ---------------------------------------------------------------------------------------------------------------
+// --- files ----------------------------------------------------------------------------------------------------------------
 
-async function fileAsBase64(file, limit) {
+async function fileAsBase64(file, limit, isImage) {
   // Base64 makes four characters of three bytes; the rest of the body is small.
   const fits = (blob) => blob.size * 4 / 3 + 1000 < limit;
-  const blob = fits(file) ? file : await smaller(file);
-  if (!fits(blob)) throw new Refused("The image is too large, also after it was scaled down.");
+  const blob = fits(file) || !isImage ? file : await smaller(file);
+  if (!fits(blob)) {
+    throw new Refused(isImage ? "The image is too large, also after it was scaled down." : "The file is larger than a request may be.");
+  }
   const url = await new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
@@ -325,23 +338,95 @@ async function sampleImage() {
   return new File([await toJpeg(canvas)], "sample.jpg", { type: "image/jpeg" });
 }
 
-function prepareImage(field) {
+function sampleSound() {
+  // A second of two tones, as a WAV file: its header, then samples of 16 bits.
+  const rate = 16000;
+  const file = new DataView(new ArrayBuffer(44 + 2 * rate));
+  const text = (at, letters) => Array.from(letters, (letter, i) => file.setUint8(at + i, letter.charCodeAt(0)));
+  text(0, "RIFF");
+  file.setUint32(4, 36 + 2 * rate, true);
+  text(8, "WAVEfmt ");
+  file.setUint32(16, 16, true);
+  file.setUint16(20, 1, true);
+  file.setUint16(22, 1, true);
+  file.setUint32(24, rate, true);
+  file.setUint32(28, 2 * rate, true);
+  file.setUint16(32, 2, true);
+  file.setUint16(34, 16, true);
+  text(36, "data");
+  file.setUint32(40, 2 * rate, true);
+  for (let i = 0; i < rate; i++) {
+    file.setInt16(44 + 2 * i, 8000 * Math.sin(2 * Math.PI * (i < rate / 2 ? 440 : 660) * i / rate), true);
+  }
+  return new File([file], "sample.wav", { type: "audio/wav" });
+}
+
+function choose(input, ...files) {
+  const transfer = new DataTransfer();
+  files.forEach((file) => transfer.items.add(file));
+  input.files = transfer.files;
+  input.dispatchEvent(new Event("change"));
+}
+
+function prepareFile(field) {
   const input = field.querySelector("input");
-  const preview = field.querySelector("img");
-  const show = () => {
+  const preview = field.querySelector("[data-preview]");
+  input.addEventListener("change", () => {
     if (preview.src) URL.revokeObjectURL(preview.src);
     preview.hidden = !input.files.length;
     if (input.files.length) preview.src = URL.createObjectURL(input.files[0]);
-  };
-  input.addEventListener("change", show);
+  });
   // A format that the browser cannot show may be one that the model reads.
   preview.addEventListener("error", () => { preview.hidden = true; });
-  field.querySelector("[data-sample]").addEventListener("click", async () => {
-    const transfer = new DataTransfer();
-    transfer.items.add(await sampleImage());
-    input.files = transfer.files;
-    show();
+  field.querySelector("[data-sample]")?.addEventListener("click", async () => {
+    const sample = input.accept === "audio/*" ? sampleSound() : await sampleImage();
+    choose(input, ...Array(input.multiple ? 2 : 1).fill(sample));
   });
+  const button = field.querySelector("[data-record]");
+  if (button) prepareRecording(button, input);
+}
+
+function prepareRecording(button, input) {
+  // Browsers have a microphone only for pages with TLS, and on localhost.
+  if (!navigator.mediaDevices || !window.MediaRecorder) return;
+  button.hidden = false;
+  let recorder = null;
+  button.addEventListener("click", async () => {
+    if (recorder) {
+      recorder.stop();
+      return;
+    }
+    button.disabled = true;
+    try {
+      const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
+      const parts = [];
+      recorder = new MediaRecorder(stream);
+      recorder.addEventListener("dataavailable", (event) => parts.push(event.data));
+      recorder.addEventListener("stop", () => {
+        stream.getTracks().forEach((track) => track.stop());
+        choose(input, new File(parts, "recording", { type: recorder.mimeType }));
+        recorder = null;
+        button.textContent = "Record";
+      });
+      recorder.start();
+      button.textContent = "Stop recording";
+    } catch {
+      const answer = button.form.querySelector(".answer");
+      answer.replaceChildren(element("p", "error", "The browser gave no microphone. Allow it for this page, or choose a file."));
+    }
+    button.disabled = false;
+  });
+}
+
+function paste(event) {
+  // An image goes into the form with the focus, or into the only one that takes an image.
+  const images = Array.from(event.clipboardData.files).filter((file) => file.type.startsWith("image/"));
+  const all = Array.from(document.querySelectorAll('form input[accept="image/*"]'));
+  const own = all.filter((input) => input.form.contains(event.target));
+  const [input] = own.length || all.length > 1 ? own : all;
+  if (!images.length || !input) return;
+  event.preventDefault();
+  choose(input, ...(input.multiple ? [...input.files, ...images] : images.slice(0, 1)));
 }
 
 // --- the forms ------------------------------------------------------------------------------------------------------------
@@ -353,10 +438,14 @@ async function readFields(form) {
       if (value) fields[name] = value;
       continue;
     }
-    if (!value.size && "optional" in form.elements[name].dataset) continue;
-    if (!value.size) throw new Refused("Choose an image, or use the sample.");
-    fields[name] = await fileAsBase64(value, Number(document.querySelector("main").dataset.bodyLimit));
+    const input = form.elements[name];
+    if (!value.size && "optional" in input.dataset) continue;
+    if (!value.size) throw new Refused("Choose a file, or use the sample.");
+    const limit = Number(document.querySelector("main").dataset.bodyLimit) / input.files.length;
+    const file = await fileAsBase64(value, limit, input.accept === "image/*");
+    fields[name] = input.multiple ? [...(fields[name] ?? []), file] : file;
   }
+  for (const [name, value] of Object.entries(fields)) if (Array.isArray(value)) fields[name] = JSON.stringify(value);
   return fields;
 }
 
@@ -365,7 +454,7 @@ function prepare(form) {
   const submit = form.querySelector("[type=submit]");
   const stop = form.querySelector("[data-stop]");
   let running = null;
-  form.querySelectorAll(".image").forEach(prepareImage);
+  form.querySelectorAll(".file").forEach(prepareFile);
   stop.addEventListener("click", () => running?.abort());
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -382,7 +471,7 @@ function prepare(form) {
       const fields = await readFields(form);
       const system = form.closest("article").dataset.system;
       const streams = "streams" in form.dataset;
-      await boxes[form.dataset.box]({ system, fields, answer, signal: running.signal, elapsed, milliseconds, streams });
+      await boxes[form.dataset.box]({ system, fields, form, answer, signal: running.signal, elapsed, milliseconds, streams });
     } catch (error) {
       if (error.name === "AbortError") answer.append(note("stopped", elapsed()));
       else if (error instanceof Refused) answer.replaceChildren(element("p", "error", error.message));
@@ -435,5 +524,6 @@ async function refresh() {
 
 document.querySelectorAll("form[data-box]").forEach(prepare);
 document.querySelectorAll("pre").forEach(addCopyButton);
+document.addEventListener("paste", paste);
 // A gateway that is restarted, or refuses for a moment, answers the next time.
 setInterval(() => refresh().catch(() => {}), REFRESH_MS);

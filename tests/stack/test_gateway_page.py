@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import shutil
@@ -12,7 +14,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -24,12 +28,14 @@ from tests.support import page_systems
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
 from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator
+from triton_transformers.models.exporters.pipeline import wav
 from triton_transformers.settings import Settings
 from triton_transformers.tensors import Tensor
 
 WAIT_S = 120
 KEY = "a-key-of-the-tests"
 NARROW, WIDE = 400, 1280
+ASR = "automatic-speech-recognition"
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +47,9 @@ def chromium() -> Iterator[webdriver.Chrome]:
     options.binary_location = programs[0]
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"):
         options.add_argument(argument)
+    # The microphone is one of Chromium's own, which beeps.
+    options.add_argument("--use-fake-device-for-media-stream")
+    options.add_argument("--use-fake-ui-for-media-stream")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(programs[1]))
     driver.set_script_timeout(WAIT_S)
@@ -48,6 +57,12 @@ def chromium() -> Iterator[webdriver.Chrome]:
         yield driver
     finally:
         driver.quit()
+
+
+def png_of(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return file.getvalue()
 
 
 class Page:
@@ -220,10 +235,96 @@ def test_box_of_texts_and_images_compares_an_image_with_texts(page: Page) -> Non
     assert {"a dog", "a landscape"} < set(text.splitlines())
 
 
+MASK = base64.b64encode(png_of(np.repeat([[0, 255]], 2, axis=0).astype(np.uint8))).decode()
+DRAWN = [
+    (
+        "object-detection",
+        [{"label": HOSTILE, "score": 0.9, "box": {"xmin": 96, "ymin": 64, "xmax": 192, "ymax": 256}}],
+        [HOSTILE, "0.900"],
+        "box => { const { style } = box.querySelector('.box'); return [style.left, style.width, style.height]; }",
+        ["25%", "25%", "75%"],
+    ),
+    (
+        "image-segmentation",
+        [{"label": "sky", "score": None, "mask": MASK}],
+        ["sky"],
+        "box => { const { data } = box.querySelector('canvas + canvas').getContext('2d').getImageData(0, 9, 384, 1);"
+        " return [data[4 * 10 + 3], data[4 * 374 + 3]]; }",
+        [0, 255],
+    ),
+    (
+        "depth-estimation",
+        {"predicted_depth": [[0.0, 1.0]] * 2, "depth": MASK},
+        ["ms"],
+        "box => box.querySelector('canvas').width",
+        2,
+    ),
+    ("zero-shot-image-classification", [{"label": HOSTILE, "score": 0.75}], [HOSTILE, "0.750"], "box => 0", 0),
+    (
+        "table-question-answering",
+        {"answer": "36", "coordinates": [[0, 1]], "cells": ["36"]},
+        ["name age", "Ada 36"],
+        "box => box.querySelector('.found').textContent",
+        "36",
+    ),
+    (
+        "text-to-audio",
+        {"audio": base64.b64encode(wav(0, 8000)).decode(), "sampling_rate": 8000},
+        ["ms"],
+        "box => box.querySelector('audio').error",
+        None,
+    ),
+    ("translation", [{"translation_text": HOSTILE}], [HOSTILE], "box => 0", 0),
+    (
+        "token-classification",
+        [{"entity_group": "PER", "score": 0.9, "start": 0, "end": 11, "word": "Marie Curie"}],
+        ["Marie Curie PER 0.900 was"],
+        "box => 0",
+        0,
+    ),
+    ("keypoint-matching", [[{"score": 0.5}]], ['"score": 0.5'], "box => 0", 0),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "answer", "parts", "script", "value"), DRAWN, ids=[case[0] for case in DRAWN])
+def test_answers_of_pipelines_are_drawn(page, triton, config, monkeypatch, task, answer, parts, script, value) -> None:
+    monkeypatch.setitem(triton.models, "pipe", page_systems.pipeline("pipe", task, answer))
+    with running_gateway(replace(config, systems=("pipe",))) as running:
+        page.browser.get(running.url)
+        for sample in page.form("pipe").find_elements(By.CSS_SELECTOR, "[data-sample]"):
+            sample.click()
+            page.wait(lambda: page.form("pipe").find_element(By.CSS_SELECTOR, "[data-preview]").is_displayed())
+        text = page.send("pipe")
+        assert all(part in text for part in parts), text
+        assert page.run(f"return ({script})(document.querySelector('.answer'))") == value
+        page.open()  # before its server ends, because the page would log that
+
+
+@pytest.mark.slow
+def test_sound_is_recorded_and_an_image_pasted(page, triton, config, monkeypatch) -> None:
+    monkeypatch.setitem(triton.models, "hears", page_systems.pipeline("hears", ASR, {"text": "hello"}))
+    monkeypatch.setitem(triton.models, "sees", page_systems.pipeline("sees", "image-classification", []))
+    with running_gateway(replace(config, systems=("hears", "sees"))) as running:
+        page.browser.get(running.url)
+        page.press("hears", "[data-record]")
+        record = page.form("hears").find_element(By.CSS_SELECTOR, "[data-record]")
+        page.wait(lambda: record.text == "Stop recording" and record.is_enabled())
+        record.click()
+        page.wait(lambda: page.run("return document.querySelector('[name=audio]').files.length"))
+        assert page.send("hears").startswith("hello")
+        assert triton.received[-1].inputs["audio"].texts()[0].startswith("GkXfo")  # WebM in base64
+        page.run(
+            "const data = new DataTransfer(); data.items.add(new File(['x'], 'x.png', { type: 'image/png' }));"
+            "document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data }))"
+        )
+        assert "nothing found" in page.send("sees", parameters='{"top_k": 3}')
+        assert triton.received[-1].inputs["image"].texts() == ["eA=="]
+        page.open()  # before its server ends, because the page would log that
+
+
 @pytest.mark.slow
 def test_large_images_are_scaled_down(page: Page, tmp_path: Path) -> None:
-    from PIL import Image
-
     Image.effect_noise((640, 480), 90).save(tmp_path / "noise.bmp")
     page.form("pets").find_element(By.NAME, "image_bytes").send_keys(str(tmp_path / "noise.bmp"))
     assert "too large, also after" in page.send("pets")

@@ -24,6 +24,7 @@ from tests.support.triton_stand_in import (
     reranker,
     text_image,
 )
+from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS
 from triton_transformers.tensors import Tensor
 
 HOSTILE = '<img src=x onerror="document.title=1">'
@@ -92,6 +93,21 @@ def _answering(name: str, inputs: Signature, **outputs: list[Any]) -> Model:
     signature: Signature = {output: (kinds[type(values[0])], [-1]) for output, values in outputs.items()}
     optional = tuple(IMAGE) if inputs is IMAGE else ()
     return Model(name, inputs, signature, lambda received: [tensors], optional=optional)
+
+
+def pipeline(name: str, task: str, answer: object) -> Model:
+    """Return a model that answers each request as the pipeline of the task does."""
+    fields = PIPELINE_TASKS[task].fields
+    inputs: Signature = {name: ("STRING", [1]) for name in ("inputs", *fields, "parameters")}
+    tensor = Tensor.from_texts("outputs", [json.dumps(answer)], [1, 1])
+    parameters = {
+        "task": task,
+        "fields": ",".join(f"{field}={kind}" for field, kind in fields.items()),
+        "required_parameters": ",".join(PIPELINE_TASKS[task].required),
+    }
+    outputs: Signature = {"outputs": ("STRING", [1])}
+    settings = {"backend": "pipeline"}
+    return Model(name, inputs, outputs, lambda _: [[tensor]], 16, False, parameters, tuple(inputs), settings)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import os
 import re
 import socket
@@ -18,16 +19,17 @@ import numpy as np
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from gateway import monitoring, outages, page_boxes
+from gateway import monitoring, outages, page_boxes, page_pipelines
 from gateway.config import Config, Limits
 from gateway.counters import Counters
-from gateway.front_page import decimal
+from gateway.front_page import STATIC, decimal
 from gateway.monitoring import QUERY, is_loopback
 from gateway.served_systems import System
 from tests.support import page_systems, promql
 from tests.support.gateway import Reply, RunningGateway, gateway_before, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PrometheusStandIn, models
 from tests.support.triton_stand_in import GENERATION_INPUTS, GENERATION_OUTPUTS, Model, TritonStandIn, embedding
+from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import ROOT, Settings
 from triton_transformers.tensors import Tensor
@@ -364,6 +366,7 @@ def test_latest_reports_are_linked_and_shown(gateway: RunningGateway, settings: 
     assert gateway.get("/reports/..%2flatest").status == 404
 
 
+DRAWINGS = (STATIC / "page_answers.js").read_text()
 JPEG = b"\xff\xd8\xff, an image"
 
 
@@ -386,6 +389,31 @@ def test_commands_work_as_printed(gateway: RunningGateway, triton: TritonStandIn
     both = [received.inputs for received in triton.received if received.model == "clip"]
     assert {name for inputs in both[-2:] for name in inputs} == {"input_text", "image_bytes"}
     assert "[MASK]" in next(r for r in triton.received if r.model == "mask").inputs["input_text"].texts()[0]
+
+
+@pytest.mark.parametrize("task", PIPELINE_TASKS)
+def test_page_has_a_form_and_a_command_for_each_pipeline(task: str, tmp_path) -> None:
+    assert re.search(rf"^  (async )?{page_pipelines.TASKS[task].answer}[(:]", DRAWINGS, re.MULTILINE)
+    for file in ("image.jpg", "speech.wav", "clip.mp4"):
+        (tmp_path / file).write_bytes(JPEG)
+    names = {*PIPELINE_TASKS[task].fields, *PIPELINE_TASKS[task].required, "parameters"}
+    with gateway_before(page_systems.pipeline("m", task, ["x" * 5000])) as (running, triton):
+        reader = read(running)
+        assert f"m ready {page_pipelines.TASKS[task].purpose}" in reader.systems["m"]
+        assert set(re.findall(r'id="m-(\w+)"', running.get("/").body.decode())) == names
+        command = re.sub(r"\bcurl ", "curl -sS --fail-with-body ", reader.commands[0])
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        (output,) = json.loads(done.stdout)["outputs"]
+        assert json.loads(output["data"][0]) == ["x" * 5000]
+        assert attempt(running, "m").error["param"] == "inputs.inputs"
+        sent = {name: tensor.texts()[0] for name, tensor in triton.received[-1].inputs.items()}
+    for name, kind in PIPELINE_TASKS[task].fields.items():
+        if name in sent and kind in ("image", "audio", "video"):
+            assert base64.b64decode(sent[name]) == JPEG
+        if name in sent and kind in ("images", "json"):
+            json.loads(sent[name])
+    assert json.loads(sent.get("parameters", "{}")).keys() == PIPELINE_TASKS[task].required.keys()
 
 
 def test_hostile_host_is_not_repeated(gateway: RunningGateway) -> None:
