@@ -25,6 +25,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from gateway.config import Config, Limits
 from tests.support import page_systems
+from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
 from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator
@@ -301,17 +302,24 @@ def test_answers_of_pipelines_are_drawn(page, triton, config, monkeypatch, task,
         page.open()  # before its server ends, because the page would log that
 
 
+def record(page: Page, system: str) -> None:
+    """Record a moment of sound with the keyboard."""
+    button = page.form(system).find_element(By.CSS_SELECTOR, "[data-record]")
+    button.send_keys(Keys.ENTER)
+    page.wait(lambda: button.text == "Stop recording" and button.is_enabled())
+    # A moment without a sample would be refused.
+    page.browser.execute_async_script("setTimeout(arguments[0], 1500)")
+    button.send_keys(Keys.ENTER)
+    page.wait(lambda: page.run("return document.querySelector('[name=audio]').files.length"))
+
+
 @pytest.mark.slow
 def test_sound_is_recorded_and_an_image_pasted(page, triton, config, monkeypatch) -> None:
     monkeypatch.setitem(triton.models, "hears", page_systems.pipeline("hears", ASR, {"text": "hello"}))
     monkeypatch.setitem(triton.models, "sees", page_systems.pipeline("sees", "image-classification", []))
     with running_gateway(replace(config, systems=("hears", "sees"))) as running:
         page.browser.get(running.url)
-        page.press("hears", "[data-record]")
-        record = page.form("hears").find_element(By.CSS_SELECTOR, "[data-record]")
-        page.wait(lambda: record.text == "Stop recording" and record.is_enabled())
-        record.click()
-        page.wait(lambda: page.run("return document.querySelector('[name=audio]').files.length"))
+        record(page, "hears")
         assert page.send("hears").startswith("hello")
         assert triton.received[-1].inputs["audio"].texts()[0].startswith("GkXfo")  # WebM in base64
         page.run(
@@ -321,6 +329,24 @@ def test_sound_is_recorded_and_an_image_pasted(page, triton, config, monkeypatch
         assert "nothing found" in page.send("sees", parameters='{"top_k": 3}')
         assert triton.received[-1].inputs["image"].texts() == ["eA=="]
         page.open()  # before its server ends, because the page would log that
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_pipelines_of_the_server_take_what_the_browser_sends(chromium, stack, tmp_path) -> None:
+    tasks = {"finds": "object-detection", "hears": ASR}
+    sources = {name: find_pipeline(task).save(tmp_path / name) for name, task in tasks.items()}
+    stack.assemble(*({"SYSTEMS": name, "SOURCE": source} for name, source in sources.items()))
+    stack.serve(*tasks)
+    page = Page(chromium, stack.gateway.replace("://", f"://anybody:{stack.client_key}@"))
+    record(page, "hears")
+    page.send("hears")
+    assert page.answer("hears").find_elements(By.CSS_SELECTOR, "p.text")
+    page.press("finds", "[data-sample]")
+    page.wait(lambda: page.form("finds").find_element(By.TAG_NAME, "img").is_displayed())
+    page.send("finds", parameters='{"threshold": 0.0}')
+    assert len(page.answer("finds").find_elements(By.CLASS_NAME, "box")) == 5  # the queries of the network
+    assert page.send("finds", parameters="{").startswith("row 0 of 'parameters' is not valid JSON")
 
 
 @pytest.mark.slow
