@@ -18,35 +18,50 @@ from shared.types import BadRequest
 from tests.support.checkpoints.pipelines import SMALL_PIPELINES, find_pipeline
 from tests.support.checkpoints.vision_language import save_vision_language
 from tests.support.python_backend import parameters
-from tests.support.served import assemble
-from triton_transformers.models.exporters.pipeline import example_parameters, examples_of, is_same, picture, png, wav
+from triton_transformers.models.assemble import assemble_all
+from triton_transformers.models.exporters.pipeline import (
+    example_languages,
+    example_parameters,
+    examples_of,
+    is_same,
+    picture,
+    png,
+    wav,
+)
 from triton_transformers.models.exporters.served import ServedSystem, python_backend
-from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS, pipeline_tasks_of
-from triton_transformers.settings import UserError
+from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS, TEXTS, pipeline_tasks_of
+from triton_transformers.models.record import read_record
+from triton_transformers.settings import Settings, UserError
 
-TASKS = [small.task for small in SMALL_PIPELINES] + ["any-to-any"]
-
-
+ANY = ("any-to-any", "Gemma3ForConditionalGeneration")
+MODELS = [(small.task, small.architecture) for small in SMALL_PIPELINES] + [ANY]
 # The tasks that transformers has no pipeline for, or none without torchvision.
-LACKING = ("translation", "summarization", "text2text-generation", "any-to-any", "mask-generation")
+LACKING = (*TEXTS, "any-to-any", "mask-generation")
 
 
-def save(task: str, folder: Path) -> Path:
-    return save_vision_language(folder, "gemma3") if task == "any-to-any" else find_pipeline(task).save(folder)
+def save(task: str, architecture: str, folder: Path) -> Path:
+    if task == "any-to-any":
+        return save_vision_language(folder, "gemma3")
+    return find_pipeline(task, architecture).save(folder)
 
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory):
-    """Return a function that serves the small model of a task in this process, and its weights."""
+    """Return a function that assembles the small model of a task and serves it in this process, and its weights."""
     systems = {}
     with python_backend():
 
-        def served(task: str) -> tuple[ServedSystem, Path]:
-            if task not in systems:
-                weights = save(task, tmp_path_factory.mktemp(task))
-                folder = assemble(weights, tmp_path_factory.mktemp(f"{task}-system"), "pipeline", task)
-                systems[task] = ServedSystem("m", folder), weights
-            return systems[task]
+        def served(task: str, architecture: str = "") -> tuple[ServedSystem, Path]:
+            if (task, architecture) not in systems:
+                weights = save(task, architecture, tmp_path_factory.mktemp(task))
+                repository = tmp_path_factory.mktemp(f"{task}-system")
+                chosen = task if task == "any-to-any" or find_pipeline(task).chosen else ""
+                settings = {"MODEL_REPOSITORY": str(repository), "SOURCE": str(weights), "TASK": chosen}
+                assemble_all(Settings.load().replace(SYSTEMS="m", **settings))
+                record = read_record("m", repository)
+                assert record and (record.task, record.format) == (task, "pipeline")
+                systems[task, architecture] = ServedSystem("m", repository), weights
+            return systems[task, architecture]
 
         yield served
         for system, _ in systems.values():
@@ -90,17 +105,17 @@ def natural(task: str, fields: dict[str, bytes], folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-def test_served_pipeline_answers_as_transformers_does(serve, task, tmp_path):
+@pytest.mark.parametrize(("task", "architecture"), MODELS, ids=[f"{task}-{name}" for task, name in MODELS])
+def test_served_pipeline_answers_as_transformers_does(serve, task, architecture, tmp_path):
     from shared.pipeline_classes import open_pipeline
     from shared.pipeline_outputs import plain
 
-    served, weights = serve(task)
-    if task in LACKING:
+    served, weights = serve(task, architecture)
+    if task in LACKING or architecture == "SpeechT5ForTextToSpeech":
         pipe = open_pipeline(task, weights, "cpu", "float32")
     else:
         pipe = transformers.pipeline(task, model=str(weights), device="cpu")
-    options = example_parameters(task)
+    options = example_parameters(task) | example_languages(pipe)
     examples = list(examples_of(task, pipe))
     if task != "text-to-audio":  # which draws random numbers
         calls = [(natural(task, fields, tmp_path), json.loads(json.dumps(options))) for fields in examples[:1]]

@@ -152,6 +152,8 @@ def reason(error: Exception) -> str:
     calls = [(frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name) for frame in frames]
     library = next((package for package, _ in reversed(calls) if package in LIBRARIES), "its library")
     failure = f"{type(error).__name__} in {library}"
+    if isinstance(error, ImportError):  # whose first sentence names the package
+        return f"{' '.join(str(error).split()).partition('. ')[0]}. Choose another model ({LIST})"
     if "Unrecognized configuration class" in str(error):
         return f"transformers has no model of this architecture for the task. Choose another model ({LIST})"
     if "from_pretrained" in {function for _, function in calls}:

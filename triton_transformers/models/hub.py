@@ -32,7 +32,7 @@ WEIGHTS = re.compile(PLACE + r"model(-\d{5}-of-\d{5})?\.safetensors")
 # The heads of BGE-M3: pickles, which torch reads without running code.
 HEAD_WEIGHTS = re.compile("|".join(map(re.escape, HEADS)))
 DESCRIPTIONS = re.compile(
-    PLACE + r"[^/.][^/]*\.(json|txt|model|tiktoken|jinja|metadata)|additional_chat_templates/tool_use\.jinja"
+    PLACE + r"[^/.][^/]*\.(json|txt|model|spm|tiktoken|jinja|metadata)|additional_chat_templates/tool_use\.jinja"
 )
 CODE = re.compile(r"([^/.][^/]*/)*[^/.][^/]*\.py")
 

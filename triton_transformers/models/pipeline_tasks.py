@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 # The format that serves them, and its recipe.
 PIPELINE = "pipeline"
-TEXTS = ("translation", "summarization", "text2text-generation")
+# The fact of a record with the parameters that each request needs: the languages of a translation.
+NEEDS = "needed_parameters"
+TEXTS = ("text2text-generation", "summarization", "translation")
+# The types of models that turn texts into texts, and were made for one of these tasks.
+MADE_FOR = {
+    "translation": ("fsmt", "m2m_100", "marian", "mbart", "nllb-moe"),
+    "summarization": ("bigbird_pegasus", "led", "pegasus", "pegasus_x"),
+}
 
 
 @dataclass(frozen=True)
@@ -22,28 +30,26 @@ class PipelineTask:
     # The parameters without which the pipeline cannot answer, with values for examples.
     required: dict[str, Any] = field(default_factory=dict)
     field_parameters: tuple[str, ...] = ()  # those that the pipeline takes beside its fields
-    libraries: tuple[str, ...] = ()  # beside those of every image with transformers
 
 
 CANDIDATES = {"candidate_labels": ["a cat", "a dog on a sofa", "rain"]}
 CHAT = {"text": "chat", "images": "images"}
-SOUND = ("soundfile", "soxr")
 
 PIPELINE_TASKS = {
-    "audio-classification": PipelineTask({"audio": "audio"}, libraries=SOUND),
-    "automatic-speech-recognition": PipelineTask({"audio": "audio"}, libraries=SOUND),
-    "text-to-audio": PipelineTask({"text": "text"}, libraries=SOUND[:1]),
-    "table-question-answering": PipelineTask({"table": "json", "query": "text"}, libraries=("pandas",)),
+    "audio-classification": PipelineTask({"audio": "audio"}),
+    "automatic-speech-recognition": PipelineTask({"audio": "audio"}),
+    "text-to-audio": PipelineTask({"text": "text"}),
+    "table-question-answering": PipelineTask({"table": "json", "query": "text"}),
     "document-question-answering": PipelineTask({"image": "image", "question": "text", "word_boxes": "json"}),
     "zero-shot-classification": PipelineTask({"text": "text"}, CANDIDATES),
     "zero-shot-image-classification": PipelineTask({"image": "image"}, CANDIDATES),
-    "zero-shot-audio-classification": PipelineTask({"audio": "audio"}, CANDIDATES, libraries=SOUND),
+    "zero-shot-audio-classification": PipelineTask({"audio": "audio"}, CANDIDATES),
     "image-segmentation": PipelineTask({"image": "image"}),
     "object-detection": PipelineTask({"image": "image"}),
     "zero-shot-object-detection": PipelineTask({"image": "image"}, CANDIDATES, ("candidate_labels",)),
     "decision": PipelineTask({"state": "json", "questions": "json", "assets": "images"}),
     "depth-estimation": PipelineTask({"image": "image"}),
-    "video-classification": PipelineTask({"video": "video"}, libraries=("av",)),
+    "video-classification": PipelineTask({"video": "video"}),
     "mask-generation": PipelineTask({"image": "image"}),
     "keypoint-matching": PipelineTask({"images": "images"}),
     "any-to-any": PipelineTask({**CHAT, "audio": "audio"}),
@@ -90,8 +96,9 @@ def pipeline_tasks_of(architecture: str, model_type: str) -> list[str]:
     if "any-to-any" not in found and architecture in set(
         names_in([modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES], model_type)
     ):
-        found += TEXTS[::-1] if model_type != "marian" else TEXTS
-    return sorted(found, key=lambda task: (task in SECOND, task in GENERAL))
+        found += TEXTS
+    made_for = {task for task, kinds in MADE_FOR.items() if model_type in kinds}
+    return sorted(found, key=lambda task: (task not in made_for, task in SECOND, task in GENERAL))
 
 
 def names_in(lists: list[Any], model_type: str) -> Iterator[str]:
@@ -115,8 +122,8 @@ SAMPLES = {
 }
 
 
-def example_command(url: str, system: str, task: str) -> str:
-    """Return a command of the shell that sends the system a first request."""
+def example_command(url: str, system: str, task: str, parameters: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Return a command of the shell that sends the system a first request, with the parameters that it needs."""
     fields = PIPELINE_TASKS[task].fields
     values = {name: value for name, kind in fields.items() if (value := SAMPLES.get(name, SAMPLES.get(kind)))}
     if task == "keypoint-matching":
@@ -124,8 +131,8 @@ def example_command(url: str, system: str, task: str) -> str:
     if "text" in fields:
         values |= {"text": SAMPLES["text"]}
         values.pop("audio", None)  # a text alone is enough
-    if required := PIPELINE_TASKS[task].required:
-        values["parameters"] = json.dumps(required)
+    if needed := PIPELINE_TASKS[task].required | {**parameters}:
+        values["parameters"] = json.dumps(needed)
     inputs = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": [value]} for name, value in values.items()]
     text, *rest = re.split(r"@([\w.]+)@", json.dumps({"inputs": inputs}))
     curl = f"curl {url}/v2/models/{system}/infer -d"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import string
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,9 +14,11 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import ByteLevelBPETokenizer
 
 from bench.small_models import LABELS, SIDE, byte_level, decoder, small_fields, wordpiece
 from tests.support.checkpoints import encoders
+from triton_transformers.corpus import MIXED
 
 SQUARE = {"height": SIDE, "width": SIDE}
 LAYERS = {"encoder_layers": 2, "decoder_layers": 2}
@@ -79,8 +83,6 @@ def merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 def characters() -> Any:
     """Return a tokenizer of letters for speech."""
-    import tempfile
-
     tokens = ["<pad>", "<s>", "</s>", "<unk>", "|", *string.ascii_uppercase]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vocab.json"
@@ -89,8 +91,6 @@ def characters() -> Any:
 
 
 def tapas_tokenizer() -> Any:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         words = [*wordpiece().get_vocab(), "[EMPTY]"]
         (Path(folder) / "vocab.txt").write_text("\n".join(words))
@@ -99,6 +99,57 @@ def tapas_tokenizer() -> Any:
 
 def clip_tokenizer() -> Any:
     return encoders.clip_bpe()
+
+
+def pieces(kind: str, size: int, file: Path) -> Path:
+    """Train a model of SentencePiece, as tokenizers without a tokenizer.json have it."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(MIXED.texts), model_writer=model, vocab_size=size, model_type=kind, minloglevel=2,
+        hard_vocab_limit=False, bos_id=0, pad_id=1, eos_id=2, unk_id=3,
+    )  # fmt: skip
+    file.write_bytes(model.getvalue())
+    return file
+
+
+def marian() -> Any:
+    import sentencepiece
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        spm = str(pieces("unigram", 1000, folder / "source.spm"))
+        trained = sentencepiece.SentencePieceProcessor(model_file=spm)
+        special = ["</s>", "<unk>", "<pad>"]
+        words = [trained.id_to_piece(number) for number in range(4, trained.get_piece_size())]
+        vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*special, *words]))}
+        (folder / "vocab.json").write_text(json.dumps(vocabulary))
+        return transformers.MarianTokenizer(spm, spm, str(folder / "vocab.json"))
+
+
+def nllb() -> Any:
+    """Return a tokenizer that must be told the languages."""
+    with tempfile.TemporaryDirectory() as folder:
+        trained = ByteLevelBPETokenizer()
+        special = ["<s>", "<pad>", "</s>", "<unk>"]
+        trained.train_from_iterator(MIXED.texts, vocab_size=600, special_tokens=special, show_progress=False)
+        vocabulary, merges = trained.save_model(folder)
+        pairs = [tuple(line.split()) for line in Path(merges).read_text().splitlines()[1:]]
+        return transformers.NllbTokenizer(json.loads(Path(vocabulary).read_text()), pairs)
+
+
+def reads_aloud() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return transformers.SpeechT5Tokenizer(str(pieces("char", 60, Path(folder) / "spm_char.model")))
+
+
+class Vocoder:
+    """Saves the network that makes sound of the spectrograms beside it."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        config = transformers.SpeechT5HifiGanConfig(model_in_dim=8, upsample_initial_channel=16)
+        transformers.SpeechT5HifiGan(config).save_pretrained(folder / "vocoder")
 
 
 def hears_short() -> Any:
@@ -149,6 +200,11 @@ SMALL_PIPELINES = (
                    "hidden_size": 16, "num_attention_heads": 2, "ffn_dim": 32, "noise_scale": 0.0,
                    "noise_scale_duration": 0.0},
                   (wordpiece,), spread=0.05),
+    SmallPipeline("text-to-audio", "SpeechT5ForTextToSpeech",
+                  {"speech_decoder_prenet_units": 16, "speech_decoder_prenet_layers": 1, "num_mel_bins": 8,
+                   "speech_decoder_postnet_units": 16, "speech_decoder_postnet_layers": 1, "speaker_embedding_dim": 16,
+                   "speech_decoder_prenet_dropout": 0.0, "conv_dim": (8,), "conv_stride": (5,), "conv_kernel": (10,),
+                   "num_feat_extract_layers": 1, **LAYERS}, (reads_aloud, Vocoder), spread=0.05),
     SmallPipeline("table-question-answering", "TapasForQuestionAnswering", {"num_aggregation_labels": 0},
                   (tapas_tokenizer,)),
     SmallPipeline("document-question-answering", "LayoutLMForQuestionAnswering",
@@ -192,12 +248,14 @@ SMALL_PIPELINES = (
                    "descriptor_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "filter_threshold": 0.0,
                    "hidden_size": 16, "intermediate_size": 32},
                   (image_processor("LightGlueImageProcessor", size={"height": 64, "width": 64}),)),
-    SmallPipeline("translation", "MarianMTModel", LAYERS | STARTS, (generates,)),
+    SmallPipeline("translation", "MarianMTModel", LAYERS | {"decoder_start_token_id": 2, "forced_eos_token_id": 0},
+                  (marian,)),
+    SmallPipeline("translation", "M2M100ForConditionalGeneration", LAYERS | STARTS, (nllb,)),
     SmallPipeline("summarization", "BartForConditionalGeneration",
                   LAYERS | STARTS | {"task_specific_params": {"summarization": {}}}, (generates,)),
     SmallPipeline("text2text-generation", "T5ForConditionalGeneration", {"decoder_start_token_id": 0}, (generates,)),
 )  # fmt: skip
 
 
-def find_pipeline(task: str) -> SmallPipeline:
-    return next(small for small in SMALL_PIPELINES if small.task == task)
+def find_pipeline(task: str, architecture: str = "") -> SmallPipeline:
+    return next(small for small in SMALL_PIPELINES if small.task == task and architecture in small.architecture)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Option that a checkpoint's generation_config.json may set -> its maximum, of its type. Zero asks for nothing.
 SAMPLING = {"temperature": 2.0, "top_p": 1.0, "top_k": 2**31 - 1, "min_p": 1.0}
 # The files beside the weights that transformers reads: configurations and tokenizers.
-SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+SUFFIXES = (".json", ".txt", ".model", ".spm", ".tiktoken", ".jinja")
 
 
 def assemble(job: Job) -> Outcome:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,15 +18,19 @@ from triton_transformers.models.exporters.config_writer import batched, tensor, 
 from triton_transformers.models.exporters.generation import other_files
 from triton_transformers.models.exporters.parity import TOLERANCES
 from triton_transformers.models.exporters.served import served_system
-from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS
+from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE_TASKS, TEXTS
 from triton_transformers.models.silence import quiet
+from triton_transformers.models.tasks import architectures_of, read_config
 from triton_transformers.models.unsupported import check_weights
 from triton_transformers.settings import UserError
 
 MAX_BATCH = 16
+VOCODER = "vocoder"  # also in shared/pipeline_classes.py
 SECONDS = (0.9, 1.7, 1.3, 2.4)
 SIZES = ((48, 64), (90, 40), (64, 64), (120, 200))
 GENERATED_TOKENS = 8
+# The names of English and French in the tokenizers of NLLB, mBART, M2M100 and SeamlessM4T.
+LANGUAGES = (("eng_Latn", "fra_Latn"), ("en_XX", "fr_XX"), ("en", "fr"), ("eng", "fra"))
 # Parameters with which few examples take little time, or have answers.
 EXAMPLES: dict[str, dict[str, Any]] = {
     "mask-generation": {"points_per_crop": 8},
@@ -33,17 +39,54 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def assemble(job: Job) -> Outcome:
+    with quiet():
+        check_network(job)
     version = job.folder / job.system / "1"
     version.mkdir(parents=True)
     for file in [*check_weights(str(job.weights), job.weights), *other_files(job)]:
         job.take(file, version)
+    if (vocoder := job.weights / VOCODER).is_dir():
+        shutil.copytree(vocoder, version / VOCODER, ignore=shutil.ignore_patterns("*.bin"))
     with quiet():
         write(job, MAX_BATCH)
-        reason = changed_answers(job)
+        reason, languages = changed_answers(job)
     if reason:
         write(job, 1)
     together = f"rows run alone, because {reason}" if reason else f"up to {MAX_BATCH} rows share a batch"
-    return Outcome(together, {"batch_size": 1 if reason else MAX_BATCH})
+    return Outcome(together, {"batch_size": 1 if reason else MAX_BATCH} | ({NEEDS: languages} if languages else {}))
+
+
+def check_network(job: Job) -> None:
+    """Raise if the weights lack a part of the network of config.json: transformers would draw it at random.
+
+    The network is built without memory, because a config.json without sizes means one of billions of weights.
+    """
+    import transformers
+
+    (architecture, *_) = *architectures_of(read_config(job.weights)), ""
+    network: Any = getattr(transformers, architecture, None)
+    if network is None:  # of the model's own code
+        return
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES as SPECTROGRAMS
+
+    if architecture in SPECTROGRAMS.values() and not (job.weights / VOCODER / "model.safetensors").is_file():
+        raise UserError(
+            f"{job.weights} is a {architecture}, which makes spectrograms, and a vocoder turns them into sound: save "
+            f"one (SpeechT5HifiGan, FastSpeech2ConformerHifiGan) with save_pretrained into its folder {VOCODER}, and "
+            "set SOURCE"
+        )
+    _, found = network.from_pretrained(
+        job.weights, device_map="meta", output_loading_info=True, local_files_only=True, ignore_mismatched_sizes=True
+    )
+    different = sorted(name for name, *_ in found["mismatched_keys"])
+    reads_pooler = "SequenceClassification" in architecture
+    missing = sorted(name for name in found["missing_keys"] if reads_pooler or "pooler" not in name)
+    if names := different or missing:
+        lack = "has other sizes than" if different else "is missing in"
+        raise UserError(
+            f"{job.weights} is damaged, or of two models: '{names[0]}' of the {architecture} that its config.json "
+            f"describes {lack} the weights. Save the model again with save_pretrained, or choose another one"
+        )
 
 
 def write(job: Job, batch_size: int) -> None:
@@ -68,18 +111,22 @@ def write(job: Job, batch_size: int) -> None:
     )
 
 
-def changed_answers(job: Job) -> str:
-    """Return why rows must run alone, or "". Raise UserError if the pipeline does not answer at all."""
+def changed_answers(job: Job) -> tuple[str, dict[str, Any]]:
+    """Return why rows must run alone, or "", and the parameters that each request to this model needs.
+
+    Raise UserError if the pipeline does not answer at all.
+    """
     with served_system(job.system, job.folder) as served:
         backend = served.models[job.system].backend
         from shared.pipeline_backend import run
         from shared.pipeline_outputs import plain
 
         examples = list(examples_of(job.task, backend.pipe))
-        column = [[json.dumps(example_parameters(job.task)).encode()]] * len(examples)
+        languages = example_languages(backend.pipe)
+        sent = json.dumps(example_parameters(job.task) | languages).encode()
         tensors = {name: [example[name] for example in examples] for name in examples[0]}
         try:
-            rows = backend.inputs.rows(tensors | {"parameters": [row[0] for row in column]})
+            rows = backend.inputs.rows(tensors | {"parameters": [sent] * len(examples)})
             parameters = json.loads(rows[0].parameters)
             alone = [plain(run(backend.pipe, [row.value], parameters)[0]) for row in rows]
         except ValueError as error:
@@ -87,9 +134,9 @@ def changed_answers(job: Job) -> str:
         try:
             together = [plain(answer) for answer in run(backend.pipe, [row.value for row in rows], parameters)]
         except Exception as error:  # pipelines raise anything for what they cannot batch
-            return f"the pipeline cannot batch them ({type(error).__name__})"
+            return f"the pipeline cannot batch them ({type(error).__name__})", languages
         tolerance = TOLERANCES[str(backend.pipe.model.dtype).removeprefix("torch.")]
-        return "" if is_same(alone, together, tolerance) else "a batch changes the answers"
+        return "" if is_same(alone, together, tolerance) else "a batch changes the answers", languages
 
 
 def is_same(one: Any, other: Any, tolerance: float) -> bool:
@@ -106,9 +153,22 @@ def is_same(one: Any, other: Any, tolerance: float) -> bool:
 def example_parameters(task: str) -> dict[str, Any]:
     generates = ("any-to-any", "image-text-to-text", "text-generation")
     own: dict[str, Any] = {"max_new_tokens": GENERATED_TOKENS} if task in generates else {}
-    if task in ("translation", "summarization", "text2text-generation"):
+    if task in TEXTS:
         own = {"generate_kwargs": {"max_new_tokens": GENERATED_TOKENS}}
     return PIPELINE_TASKS[task].required | own | EXAMPLES.get(task, {})
+
+
+def example_languages(pipe: Any) -> dict[str, str]:
+    """Return the parameters for a translation from English, if the model must be told its languages."""
+    if pipe.task != "translation" or not hasattr(pipe.tokenizer, "_build_translation_inputs"):
+        return {}
+    for source, target in LANGUAGES:
+        with contextlib.suppress(KeyError, ValueError):  # for a language that the tokenizer does not know
+            chosen = {"src_lang": source, "tgt_lang": target}
+            made = pipe.tokenizer._build_translation_inputs("", return_tensors="pt", **chosen)
+            if pipe.tokenizer.unk_token_id not in (made["forced_bos_token_id"], *made["input_ids"].flatten().tolist()):
+                return chosen
+    return {}
 
 
 # --- made examples ----------------------------------------------------------------------------------------------------

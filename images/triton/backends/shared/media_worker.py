@@ -65,9 +65,11 @@ def resampled(blocks: Iterator[Array], rate: int, limits: dict[str, Any]) -> Arr
     import soxr
 
     mono: list[Array] = []
+    length = 0
     for block in blocks:
         mono.append(block.mean(axis=1))
-        check(sum(map(len, mono)) / rate, limits, "max_seconds", "it is too long")
+        length += len(block)
+        check(length / rate, limits, "max_seconds", "it is too long")
     samples: Array = np.concatenate(mono) if mono else np.zeros(0, np.float32)
     if not len(samples):
         raise BadRequest("it has no sound")
@@ -101,14 +103,15 @@ def video(data: bytes, limits: dict[str, Any]) -> Array:
     with container_of(data, "MP4, WebM, AVI or GIF") as container:
         if not container.streams.video:
             raise BadRequest("it has no video")
-        for frame in container.decode(video=0):
-            pixels = frame.width * frame.height
-            size = f"it has {frame.width} x {frame.height} pixels in {limits['frames']} frames"
-            check(pixels, limits, "max_pixels", size)
-            check(pixels * limits["frames"], limits, "max_video_pixels", size)
-            frames.append(frame.to_ndarray(format="rgb24"))
-            if frames[0].shape != frames[-1].shape:
+        stream = container.streams.video[0]
+        width, height = stream.width, stream.height
+        size = f"it has {width} x {height} pixels in {limits['frames']} frames"
+        check(width * height, limits, "max_pixels", size)  # before the first one is decoded
+        check(width * height * limits["frames"], limits, "max_video_pixels", size)
+        for frame in container.decode(stream):
+            if (frame.width, frame.height) != (width, height):
                 raise BadRequest("its frames differ in size")
+            frames.append(frame.to_ndarray(format="rgb24"))
             if len(frames) == limits["frames"]:
                 break
     if len(frames) < limits["frames"]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,16 +24,20 @@ from shared.pipeline_outputs import encoded
 from shared.types import BadRequest, InstanceArgs, ModelConfig, Tensors
 
 OUTPUTS = "outputs"
-# The errors that come from the server's state, not from a request.
+# The errors that come from the server's state, not from a request. PyTorch raises RuntimeError for all kinds.
 OWN_ERRORS = (MemoryError, torch.OutOfMemoryError, OSError, ImportError)
+OF_STATE = re.compile("memory|CUDA|cuDNN|CUBLAS", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Job:
-    rows: list[Row]
+class Place(NamedTuple):
+    """The place of a row among those of its request, where its answer goes."""
+
+    rows: list[Any]
+    number: int
+    value: Any
 
 
-class PipelineBackend(BatchBackend[Job]):
+class PipelineBackend(BatchBackend[list[Row]]):
     counters = ("runs",)
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
@@ -56,59 +60,64 @@ class PipelineBackend(BatchBackend[Job]):
             return self.media.decode(kind, data, where, frames=self.pipe.model.config.num_frames)
         return self.media.decode(kind, data, where)
 
-    def prepare(self, request: pb_utils.InferenceRequest) -> Job:
-        tensors = {tensor.name(): tensor.as_numpy().ravel().tolist() for tensor in request.inputs()}
-        return Job(self.inputs.rows(tensors))
+    def prepare(self, request: pb_utils.InferenceRequest) -> list[Row]:
+        return self.inputs.begin({tensor.name(): tensor.as_numpy().ravel().tolist() for tensor in request.inputs()})
 
-    def run_batch(self, jobs: list[Job]) -> list[Tensors | Exception]:
+    def run_batch(self, jobs: list[list[Row]]) -> list[Tensors | Exception]:
         """Answer the rows of all jobs. A row's error is that of its job."""
-        groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for number, job in enumerate(jobs):
-            for place, row in enumerate(job.rows):
-                groups[row.parameters].append((number, place))
-        answers: dict[tuple[int, int], bytes | Exception] = {}
+        results: list[Any] = [decoded(rows) for rows in jobs]
+        groups: dict[str, list[Place]] = defaultdict(list)
+        for rows in results:
+            for number, row in enumerate(rows if isinstance(rows, list) else ()):
+                groups[row.parameters].append(Place(rows, number, row.value))
         for parameters, places in groups.items():
-            values = [jobs[number].rows[place].value for number, place in places]
-            answers |= zip(places, self.call(values, json.loads(parameters)), strict=True)
-        return [self.tensors(job, number, answers) for number, job in enumerate(jobs)]
-
-    def tensors(self, job: Job, number: int, answers: dict[tuple[int, int], bytes | Exception]) -> Tensors | Exception:
-        rows = [answers[number, place] for place in range(len(job.rows))]
-        if error := next((row for row in rows if isinstance(row, Exception)), None):
-            return error
-        return {OUTPUTS: np.array(rows, np.object_).reshape(-1, 1)}
+            answers = self.call([place.value for place in places], json.loads(parameters))
+            for place, answer in zip(places, answers, strict=True):
+                place.rows[place.number] = answer
+        return [tensors(rows) if isinstance(rows, list) else rows for rows in results]
 
     def call(self, values: list[Any], parameters: dict[str, Any]) -> Iterator[bytes | Exception]:
         """Yield the answer of each value. If a batch fails, its rows run alone, so that only one gets the error."""
-        for start in range(0, len(values), self.batch_size):
-            batch = values[start : start + self.batch_size]
-            try:
-                answers = run(self.pipe, batch, parameters)
-                yield from [encoded(answer) for answer in answers]
-            except Exception as error:
-                if len(batch) > 1:
-                    for value in batch:
-                        yield from self.call_alone(value, parameters)
-                else:
-                    yield as_request_error(error)
-            self.metrics.add(runs=1)
+        size = 1 if "seed" in parameters else self.batch_size  # a seed gives the same answer alone only
+        for start in range(0, len(values), size):
+            yield from self.call_together(values[start : start + size], parameters)
 
-    def call_alone(self, value: Any, parameters: dict[str, Any]) -> Iterator[bytes | Exception]:
+    def call_together(self, batch: list[Any], parameters: dict[str, Any]) -> Iterator[bytes | Exception]:
+        self.metrics.add(runs=1)
         try:
-            yield encoded(run(self.pipe, [value], parameters)[0])
+            yield from [encoded(answer) for answer in run(self.pipe, batch, parameters)]
         except Exception as error:
-            yield as_request_error(error)
+            if len(batch) == 1:
+                yield as_request_error(error)
+            else:
+                for value in batch:
+                    yield from self.call_together([value], parameters)
 
     def finalize(self) -> None:
         self.media.close()
         super().finalize()
 
 
+def decoded(rows: list[Row]) -> list[Row] | Exception:
+    """Return the rows of a request once their files are decoded, or the error of one."""
+    try:
+        return [row.decoded() for row in rows]
+    except Exception as error:
+        return error
+
+
+def tensors(rows: list[Any]) -> Tensors | Exception:
+    """Return the outputs of a request, or the error of its first row that has one."""
+    if error := next((row for row in rows if isinstance(row, Exception)), None):
+        return error
+    return {OUTPUTS: np.array(rows, np.object_).reshape(-1, 1)}
+
+
 def run(pipe: Any, values: list[Any], parameters: dict[str, Any]) -> list[Any]:
     """Return the answers of a call, in a batch if there are several values."""
     values = [ready(value) for value in values]
     parameters = json.loads(json.dumps(parameters))  # pipelines change what they get
-    if seed := parameters.pop("seed", None):
+    if (seed := parameters.pop("seed", None)) is not None:
         transformers.set_seed(int(seed))
     if len(values) == 1:
         return [pipe(values[0], **parameters)]
@@ -131,7 +140,8 @@ def ready(value: Any) -> Any:
 
 def as_request_error(error: Exception) -> Exception:
     """Return the error for the client. At assembly the pipeline answered, so what it raises is about the request."""
-    if isinstance(error, (BadRequest, *OWN_ERRORS)) or (type(error) is RuntimeError and "memory" in str(error)):
+    of_state = isinstance(error, RuntimeError) and OF_STATE.search(str(error))
+    if of_state or isinstance(error, (BadRequest, *OWN_ERRORS)):
         return error
     reason = " ".join(str(error).split())[:300]
     return BadRequest(f"the pipeline does not take this input with these parameters: {type(error).__name__}: {reason}")

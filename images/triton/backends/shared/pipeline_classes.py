@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,8 @@ TEXT_TO_TEXT = {
     "summarization": "summary_text",
     "text2text-generation": "generated_text",
 }
+# The folder beside the weights with the vocoder that the model needs, if it needs one.
+VOCODER = "vocoder"
 
 
 def open_pipeline(task: str, folder: Path, device: Any, dtype: Any, trust_remote_code: bool = False) -> Any:
@@ -33,7 +36,10 @@ def open_pipeline(task: str, folder: Path, device: Any, dtype: Any, trust_remote
         pipe = text_to_text()(model=network, tokenizer=tokenizer, task=task, device=device)
     else:
         make: Any = transformers.pipeline  # typed for each task by its name
-        pipe = make(task, model=str(folder), **OWN.get(task, dict)(), **options)
+        own = OWN[task]() if task in OWN else None
+        if (folder / VOCODER).is_dir():
+            options["vocoder"] = open_vocoder(folder / VOCODER, device, dtype)
+        pipe = make(task, model=str(folder), pipeline_class=own, **options)
     if task == "mask-generation" and importlib.util.find_spec("torchvision") is None:
         without_torchvision(pipe)
     pipe.model.eval()
@@ -70,6 +76,8 @@ def text_to_text() -> Any:
             return inputs
 
         def _forward(self, inputs: Any, **generate: Any) -> Any:
+            if isinstance(language := inputs.get("forced_bos_token_id"), list):  # of the rows of a batch, all the same
+                inputs["forced_bos_token_id"] = language[0]
             generated = self.model.generate(**inputs, **self._prepare_generate_kwargs(generate))
             rows = len(inputs["input_ids"])
             return {"texts": generated.reshape(rows, len(generated) // rows, -1)}
@@ -81,7 +89,33 @@ def text_to_text() -> Any:
     return TextToText
 
 
-def video_classification() -> dict[str, Any]:
+def open_vocoder(folder: Path, device: Any, dtype: Any) -> Any:
+    """Return the network that turns spectrograms into sound: SpeechT5 and FastSpeech2Conformer make only these."""
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    kind: Any = getattr(transformers, name)
+    return kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, local_files_only=True).to(device).eval()
+
+
+def text_to_audio() -> Any:
+    base: Any = transformers.TextToAudioPipeline
+
+    class Speech(base):
+        """Takes the vector of a speaker as JSON. Without one, SpeechT5 gets zeros, as in its documentation."""
+
+        def _sanitize_parameters(self, forward_params: Any = None, **others: Any) -> Any:
+            speaker = (forward_params or {}).get("speaker_embeddings")
+            width = getattr(self.model.config, "speaker_embedding_dim", 0)
+            if speaker is None and width:
+                speaker = torch.zeros(1, width)
+            if speaker is not None:
+                vector = torch.as_tensor(speaker, dtype=self.model.dtype).reshape(1, -1)
+                forward_params = {**(forward_params or {}), "speaker_embeddings": vector}
+            return super()._sanitize_parameters(forward_params=forward_params, **others)
+
+    return Speech
+
+
+def video_classification() -> Any:
     base: Any = transformers.VideoClassificationPipeline
 
     class Videos(base):
@@ -94,10 +128,10 @@ def video_classification() -> dict[str, Any]:
             chosen = np.linspace(0, count * frame_sampling_rate - 1, num=count, dtype=np.int64)
             return self.image_processor(list(video[chosen]), return_tensors="pt").to(self.dtype)
 
-    return {"pipeline_class": Videos}
+    return Videos
 
 
-def any_to_any() -> dict[str, Any]:
+def any_to_any() -> Any:
     from transformers.pipelines.any_to_any import AnyToAnyPipeline
     from transformers.pipelines.base import Pipeline
 
@@ -106,10 +140,10 @@ def any_to_any() -> dict[str, Any]:
 
         __init__ = Pipeline.__init__
 
-    return {"pipeline_class": AnyToAny}
+    return AnyToAny
 
 
-OWN = {"video-classification": video_classification, "any-to-any": any_to_any}
+OWN = {"any-to-any": any_to_any, "text-to-audio": text_to_audio, "video-classification": video_classification}
 
 
 def sampling_rate(pipe: Any) -> int:

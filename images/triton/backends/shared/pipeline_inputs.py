@@ -37,9 +37,10 @@ PARAMETER_LIMITS: dict[str, float] = {
         "max_hole_area", "max_question_len", "max_seq_len", "max_sprinkle_area", "min_p", "multi_label",
         "no_repeat_ngram_size", "output_bboxes_mask", "output_rle_mask", "overlap_mask_area_threshold", "padding",
         "pool", "pred_iou_thresh", "prefix", "prompt", "repetition_penalty", "return_all_scores", "return_full_text",
-        "return_language", "return_timestamps", "seed", "sequential", "speaker_id", "speaking_rate", "src_lang",
-        "stability_score_offset", "stability_score_thresh", "stop_sequence", "stride", "stride_length_s", "subtask",
-        "targets", "task", "temperature", "tgt_lang", "threshold", "top_p", "truncation", "voice_preset", "word_boxes",
+        "return_language", "return_timestamps", "seed", "sequential", "speaker_embeddings", "speaker_id",
+        "speaking_rate", "src_lang", "stability_score_offset",
+        "stability_score_thresh", "stop_sequence", "stride", "stride_length_s", "subtask",
+        "targets", "task", "temperature", "tgt_lang", "threshold", "top_p", "truncation", "word_boxes",
     ), 1e6),
 }  # fmt: skip
 
@@ -49,6 +50,10 @@ class Row(NamedTuple):
 
     value: Any
     parameters: str
+
+    def decoded(self) -> Row:
+        """Return the row once its files are decoded, or raise BadRequest."""
+        return self._replace(value=resolved(self.value))
 
 
 class Inputs:
@@ -63,29 +68,28 @@ class Inputs:
         self.decode = decode
 
     def rows(self, tensors: Mapping[str, list[bytes]]) -> list[Row]:
-        """Return the rows of a request, from its tensors by name. Files in them are decoded when this returns."""
+        """Return the rows of a request, from its tensors by name."""
+        return [row.decoded() for row in self.begin(tensors)]
+
+    def begin(self, tensors: Mapping[str, list[bytes]]) -> list[Row]:
+        """Return the rows before the files in them are decoded, which happens on other threads."""
         own = {name: tensors[name] for name in self.fields if name in tensors}
         if bool(own) == (INPUTS in tensors):
             raise BadRequest(f"send either the input '{INPUTS}', or those of {', '.join(self.fields)}")
         counts = {len(values) for values in tensors.values()}
         if len(counts) != 1:
             raise BadRequest("the inputs differ in their number of rows")
-        started = []
+        rows = []
         for number in range(counts.pop()):
             where = f"row {number}"
             fields = {name: self.field(self.fields[name], name, own[name][number], where) for name in own}
             fields = fields or self.fields_of(tensors[INPUTS][number], where)
             texts = tensors.get(PARAMETERS)
-            started.append((fields, self.parameters(texts[number] if texts else b"", where), where))
-        return [self.row(fields, parameters, where) for fields, parameters, where in started]
-
-    def row(self, fields: dict[str, Any], parameters: dict[str, Any], where: str) -> Row:
-        fields = {name: resolved(value) for name, value in fields.items()}
-        if missing := [name for name in self.needs if name not in parameters]:
-            raise BadRequest(f"{where}: the parameter '{missing[0]}' is missing: send it in the input '{PARAMETERS}'")
-        fields |= {name: parameters.pop(name) for name in self.moved if name in parameters}
-        (first, *_), count = fields.values(), len(self.fields) + len(self.moved)
-        return Row(first if count == 1 else fields, json.dumps(parameters, sort_keys=True))
+            parameters = self.parameters(texts[number] if texts else b"", where)
+            fields |= {name: parameters.pop(name) for name in self.moved if name in parameters}
+            value = fields if len(self.fields) + len(self.moved) > 1 else next(iter(fields.values()))
+            rows.append(Row(value, json.dumps(parameters, sort_keys=True)))
+        return rows
 
     def fields_of(self, data: bytes, where: str) -> dict[str, Any]:
         """Return the fields of a row of `inputs`: the only one as it is, or a JSON object of several."""
@@ -165,6 +169,8 @@ class Inputs:
         if not isinstance(content, dict):
             raise BadRequest(f"{where} of '{PARAMETERS}' must be a JSON object")
         check_parameters(content, where)
+        if missing := [name for name in self.needs if name not in content]:
+            raise BadRequest(f"{where}: the parameter '{missing[0]}' is missing: send it in the input '{PARAMETERS}'")
         return content
 
 

@@ -18,6 +18,9 @@ from typing import Any
 
 from shared.types import BadRequest
 
+# A line may take this many times its CPU time: a process that hangs ends, and one that waits for a CPU does not.
+WAITING = 6
+
 
 class WorkerEnded(RuntimeError):
     """Raised when a request took more than a worker may use, which ends the worker."""
@@ -26,7 +29,7 @@ class WorkerEnded(RuntimeError):
 class WorkerProcess:
     """Runs a module of this folder. The process ends when this object or this process does."""
 
-    def __init__(self, module: str, seconds: int, inherited: Sequence[int] = ()) -> None:
+    def __init__(self, module: str, seconds: float, inherited: Sequence[int] = ()) -> None:
         """Take the CPU seconds that one line may cost, for messages, and the files that the process inherits."""
         self.seconds = seconds
         # Inside Triton, sys.executable is no interpreter.
@@ -51,7 +54,7 @@ class WorkerProcess:
         except BrokenPipeError:
             reply = b""
         if not reply:
-            late = self.process.wait() == -signal.SIGPROF
+            late = self.process.wait() in (-signal.SIGPROF, -signal.SIGALRM)
             raise WorkerEnded(f"more than {self.seconds} s" if late else "too much memory")
         answer: dict[str, Any] = json.loads(reply)
         if error := answer.get("error"):
@@ -59,14 +62,20 @@ class WorkerProcess:
         return answer
 
 
-def serve_lines(answer: Callable[[dict[str, Any]], dict[str, Any]], seconds: int, memory_bytes: int) -> None:
+def serve_lines(answer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float, memory_bytes: int) -> None:
     """Answer each line of the standard input, inside the process, with this much CPU time and additional memory."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print("{}", flush=True)
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # whose signal ends the process
+        limit_time(seconds)
         reply = json.dumps(answer(json.loads(line)))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        limit_time(0)
         print(reply, flush=True)
+
+
+def limit_time(seconds: float) -> None:
+    """Let a signal end this process after these seconds of CPU time, or too long a wait. Zero: no limit."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, WAITING * seconds)
