@@ -18,6 +18,7 @@ from PIL import Image
 
 from shared.media import MediaDecoder
 from shared.types import BadRequest
+from shared.worker_process import WorkerEnded, WorkerProcess
 from tests.support.python_backend import parameters
 from triton_transformers.models.exporters.pipeline import picture, png, video, wav
 
@@ -44,12 +45,12 @@ def sound(rate: int = 16_000, seconds: float = 1, channels: int = 1, kind: str =
     return file.getvalue()
 
 
-def webm() -> bytes:
+def webm(seconds: int = 1) -> bytes:
     """Return a sound as browsers record it."""
     file = io.BytesIO()
     with av.open(file, "w", format="webm") as container:
         stream = container.add_stream("libopus", rate=48_000)
-        samples = (np.sin(np.arange(48_000) / 20) * 9000).astype(np.int16).reshape(1, -1)
+        samples = (np.sin(np.arange(48_000 * seconds) / 20) * 9000).astype(np.int16).reshape(1, -1)
         frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
         frame.sample_rate = 48_000
         for packet in [*stream.encode(frame), *stream.encode(None)]:
@@ -90,10 +91,39 @@ def test_video_has_its_first_frames(decoder):
     assert frames[0].std() > 10
 
 
+def with_number(data: bytes, place: int, number: int, order: str = "<I") -> bytes:
+    """Return a file with a lie in its header."""
+    size = struct.calcsize(order)
+    return data[:place] + struct.pack(order, number) + data[place + size :]
+
+
+def compressed(chunk: bytes) -> bytes:
+    """Return a PNG with a chunk that is 50 MB when decompressed."""
+    content = chunk + b"a\0\0" + zlib.compress(bytes(50_000_000), 9)
+    checked = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+    return png(0)[:33] + checked + png(0)[33:]
+
+
+def gif(frames: int) -> bytes:
+    file = io.BytesIO()
+    first, *others = (Image.fromarray(picture(number % 4)).resize((64, 48)) for number in range(frames))
+    first.save(file, "GIF", save_all=True, append_images=others)
+    return file.getvalue()
+
+
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n"
+MP4 = video(0, 8)
 BAD = {
     "cut image": ("image", png(0)[:200], "it is not a whole JPEG, PNG or WebP file"),
     "image of 20,000 px": ("image", bomb(20_000), "it has 20000 x 20000 pixels, too many for max_pixels=30000"),
+    "PNG with a text of 50 MB": ("image", compressed(b"zTXt"), "it is not a whole JPEG, PNG or WebP file"),
+    "PNG with a profile of 50 MB": ("image", compressed(b"iCCP"), "it is not a whole JPEG, PNG or WebP file"),
+    "GIF of large frames": ("video", with_number(gif(2), 6, 65_535 << 16 | 65_535), "it is damaged, or no video"),
+    "MP4 with many samples": ("video", with_number(MP4, MP4.find(b"stts") + 8, 2**31 - 1, ">I"), "memory to decode"),
+    "MP4 with a large index": ("video", with_number(MP4, MP4.find(b"stsz") + 12, 2**31 - 1, ">I"), "it is damaged, or"),
+    "MP4 header before a playlist": ("video", MP4[:32] + PLAYLIST, "it is damaged, or no video of a known kind"),
+    "archive": ("image", b"PK\x03\x04" + bytes(1000), "it is not a whole JPEG, PNG or WebP file"),
+    "sound after an image": ("audio", png(0) + sound(), "it is not a whole file of the kinds WAV, FLAC"),
     "sound as an image": ("image", sound(), "it is not a whole JPEG, PNG or WebP file"),
     "path": ("image", b"/etc/passwd", "it is not a whole JPEG, PNG or WebP file"),
     "nothing": ("audio", b"", "it is not a whole file of the kinds WAV, FLAC"),
@@ -101,6 +131,10 @@ BAD = {
     "long sound": ("audio", sound(seconds=6), "it has 6 s, too many for max_seconds=5"),
     "sound of 2 hours in a small file": ("audio", sound(8000, 7200, kind="FLAC")[:1_900_000], "too many for max_sec"),
     "sound of many channels": ("audio", sound(channels=12), "it has 12 channels of 16000 Hz"),
+    "sound of 1 Hz": ("audio", with_number(wav(0, 16_000), 24, 1), "it has 1 channels of 1 Hz"),
+    "cut FLAC": ("audio", sound(kind="FLAC")[:-2000], "it is not a whole file of the kinds"),
+    "cut Ogg": ("audio", sound(kind="OGG")[:-500], "it is cut off"),
+    "long sound in small blocks": ("audio", webm(6), "it is too long, too many for max_seconds=5"),
     "sound without samples": ("audio", sound(seconds=0), "it has no sound"),
     "sound that is not finite": ("audio", wav(0, 16_000).replace(wav(0, 16_000)[-8:-4], b"\0\0\xc0\x7f"), "finite"),
     "large file": ("audio", bytes(2_000_001), "it has 2000001 bytes, too many for max_bytes=2000000"),
@@ -121,6 +155,27 @@ def test_bad_file_is_refused_with_the_reason(decoder, name):
     assert reason in str(error.value)
     assert str(error.value).startswith("row 0: ")
     assert len(decode(decoder, "audio", sound())) == 16_000
+
+
+LYING = {
+    "WAV that promises 4 GB": ("audio", with_number(wav(0, 16_000), 4, 2**32 - 1), (14_400,)),
+    "GIF of many frames": ("video", gif(500), (4, 48, 64, 3)),
+    "sound behind an image": ("image", png(0) + sound(), (48, 64, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LYING)
+def test_file_is_read_no_further_than_needed(decoder, name):
+    kind, data, shape = LYING[name]
+    assert decode(decoder, kind, data).shape == shape
+
+
+def test_worker_that_hangs_ends():
+    worker = WorkerProcess("tests.support.hanging_worker", 0.1)
+    assert worker.ask("{}") == {}  # that it is ready
+    with pytest.raises(WorkerEnded, match=r"more than 0\.1 s"):
+        worker.ask("{}")
+    assert worker.process.returncode == -signal.SIGALRM
 
 
 def test_worker_that_ends_costs_only_its_file():

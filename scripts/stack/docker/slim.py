@@ -113,7 +113,7 @@ def command(
 
 
 def packages(users: set[str], profile: str, transformers: str) -> list[str]:
-    """Return the Python packages that these backends and engines import."""
+    """Return what to install for these backends and engines, as arguments of images/pip.sh."""
     names = ["numpy", "tokenizers"]
     if users & ONNX:
         names += ["onnxruntime-gpu"] if profile == "cuda" else ["onnxruntime", "openvino"]
@@ -121,8 +121,8 @@ def packages(users: set[str], profile: str, transformers: str) -> list[str]:
         names += ["openvino-genai", "jinja2"]
     if users & TORCH:
         names += ["torch", "pillow", transformers]
-    if "pipeline" in users:  # the group `media` of pyproject.toml
-        names += ["av", "pandas", "soundfile", "soxr"]
+    if "pipeline" in users:
+        names += ["--group", "media"]
     if users & (GENAI | {"transformers"}):  # for structured output
         names += ["xgrammar"]
     return names

@@ -24,6 +24,7 @@ DECODE_SECONDS = 20  # of CPU time
 MEMORY_BYTES = 3 << 30
 CHANNELS, RATES = 8, range(1000, 384_001)
 BLOCK_FRAMES = 1 << 20
+UNKNOWN_FRAMES = 1 << 60  # libsndfile returns more for an Ogg without its last page
 # The bytes at a place in a file -> the only demuxer that may open it. FFmpeg's own choice may be a playlist, which
 # names other files and addresses.
 CONTAINERS = (
@@ -54,14 +55,17 @@ def sound(data: bytes, limits: dict[str, Any]) -> Array:
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             check_sound(file.channels, file.samplerate)
+            if file.frames > UNKNOWN_FRAMES:
+                raise BadRequest("it is cut off")
             check(file.frames / file.samplerate, limits, "max_seconds", f"it has {file.frames / file.samplerate:.0f} s")
-            return resampled(file.blocks(BLOCK_FRAMES, dtype="float32", always_2d=True), file.samplerate, limits)
+            blocks = file.blocks(BLOCK_FRAMES, dtype="float32", always_2d=True)
+            return resampled(blocks, file.samplerate, limits, file.frames)
     except soundfile.LibsndfileError:
         return sound_of_container(data, limits)
 
 
-def resampled(blocks: Iterator[Array], rate: int, limits: dict[str, Any]) -> Array:
-    """Return one channel at the model's rate. A header may promise fewer frames than follow."""
+def resampled(blocks: Iterator[Array], rate: int, limits: dict[str, Any], frames: int = 0) -> Array:
+    """Return one channel at the model's rate. A header may promise more or fewer frames than follow."""
     import soxr
 
     mono: list[Array] = []
@@ -70,6 +74,8 @@ def resampled(blocks: Iterator[Array], rate: int, limits: dict[str, Any]) -> Arr
         mono.append(block.mean(axis=1))
         length += len(block)
         check(length / rate, limits, "max_seconds", "it is too long")
+    if length < frames:
+        raise BadRequest(f"it is cut off: it has {length} of {frames} samples")
     samples: Array = np.concatenate(mono) if mono else np.zeros(0, np.float32)
     if not len(samples):
         raise BadRequest("it has no sound")
@@ -135,8 +141,9 @@ def check(value: float, limits: dict[str, Any], name: str, what: str) -> None:
 
 
 def check_sound(channels: int, rate: int) -> None:
-    if channels > CHANNELS or rate not in RATES:
-        raise BadRequest(f"it has {channels} channels of {rate} Hz; at most {CHANNELS} of {RATES[-1]} Hz are allowed")
+    if not 0 < channels <= CHANNELS or rate not in RATES:
+        allowed = f"1 to {CHANNELS} channels of {RATES[0]} to {RATES[-1]} Hz"
+        raise BadRequest(f"it has {channels} channels of {rate} Hz, and {allowed} are allowed")
 
 
 DECODERS = {"image": image, "audio": sound, "video": video}

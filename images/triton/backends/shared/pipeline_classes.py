@@ -36,10 +36,10 @@ def open_pipeline(task: str, folder: Path, device: Any, dtype: Any, trust_remote
         pipe = text_to_text()(model=network, tokenizer=tokenizer, task=task, device=device)
     else:
         make: Any = transformers.pipeline  # typed for each task by its name
-        own = OWN[task]() if task in OWN else None
+        pipeline_class = OWN[task]() if task in OWN else None
         if (folder / VOCODER).is_dir():
             options["vocoder"] = open_vocoder(folder / VOCODER, device, dtype)
-        pipe = make(task, model=str(folder), pipeline_class=own, **options)
+        pipe = make(task, model=str(folder), pipeline_class=pipeline_class, **options)
     if task == "mask-generation" and importlib.util.find_spec("torchvision") is None:
         without_torchvision(pipe)
     pipe.model.eval()
