@@ -5,20 +5,26 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
+import shutil
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
 
+from bench.small_models import find_models
 from shared.pipeline_inputs import Inputs
 from shared.types import BadRequest
 from tests.support.checkpoints.pipelines import SMALL_PIPELINES, find_pipeline
 from tests.support.checkpoints.vision_language import save_vision_language
 from tests.support.python_backend import parameters
-from triton_transformers.models.assemble import assemble_all
+from triton_transformers.models.assemble import assemble_all, plan
+from triton_transformers.models.catalogue import System
 from triton_transformers.models.exporters.pipeline import (
     example_languages,
     example_parameters,
@@ -29,10 +35,12 @@ from triton_transformers.models.exporters.pipeline import (
     wav,
 )
 from triton_transformers.models.exporters.served import ServedSystem, python_backend
-from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS, TEXTS, pipeline_tasks_of
+from triton_transformers.models.pipeline_tasks import FASTER, PIPELINE_TASKS, TEXTS, pipeline_tasks_of
 from triton_transformers.models.record import read_record
-from triton_transformers.settings import Settings, UserError
+from triton_transformers.models.sources import Folder, Weights
+from triton_transformers.settings import ROOT, Settings, UserError
 
+PAGE = ROOT / "docs/pipelines.md"
 ANY = ("any-to-any", "Gemma3ForConditionalGeneration")
 MODELS = [(small.task, small.architecture) for small in SMALL_PIPELINES] + [ANY]
 # The tasks that transformers has no pipeline for, or none without torchvision.
@@ -155,6 +163,71 @@ def test_every_task_of_transformers_is_served():
     from transformers.pipelines import SUPPORTED_TASKS
 
     assert set(SUPPORTED_TASKS) - set(PIPELINE_TASKS) == set()
+    assert {task for task, _ in MODELS} | {*FASTER} == set(PIPELINE_TASKS)
+    table, _, _ = PAGE.read_text().partition("## Requests")
+    assert set(PIPELINE_TASKS) == set(re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.MULTILINE))
+
+
+FAST = [
+    ("feature-extraction", "DistilBertModel", "onnx"),
+    ("text-classification", "AlbertForSequenceClassification", "onnx"),
+    ("token-classification", "BertForTokenClassification", "onnx"),
+    ("fill-mask", "BertForMaskedLM", "onnx"),
+    ("text-generation", "FalconForCausalLM", "openvino"),
+    ("image-classification", "BeitForImageClassification", "onnx"),
+    ("image-feature-extraction", "ViTModel", "onnx"),
+    ("image-text-to-text", "Gemma3ForConditionalGeneration", "python"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "architecture", "form"), FAST, ids=[row[0] for row in FAST])
+def test_task_with_a_faster_format_has_it_by_default(task, architecture, form, tmp_path):
+    if task == "image-text-to-text":
+        save_vision_language(tmp_path / "weights", "gemma3")
+    else:
+        find_models(architecture, task)[0].save(tmp_path / "weights")
+    weights = Weights(tmp_path / "weights", "m", "")
+    system = System("m", "", Folder(weights.folder))
+    job = plan(system, weights, tmp_path, Settings.load())
+    assert (job.task, job.format) == (task, form)
+    assert plan(replace(system, task=task, format="pipeline"), weights, tmp_path, Settings.load()).format == "pipeline"
+
+
+def test_neuron_refuses_pipelines(tmp_path):
+    weights = Weights(find_pipeline("object-detection").save(tmp_path / "weights"), "m", "")
+    with pytest.raises(UserError, match=r"m \(object-detection\) runs as a pipeline of PyTorch, which AWS Neuron has"):
+        plan(System("m", "", Folder(weights.folder)), weights, tmp_path, Settings.load().replace(PROFILE="neuron"))
+
+
+def without(folder: Path, key: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def without_head(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if "classifier" not in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+INCOMPLETE = [
+    ("decision", "", lambda folder: without(folder, "num_hidden_layers"), "'model.layers.10.* is missing in the wei"),
+    ("decision", "", lambda folder: without(folder, "hidden_size"), "config.json describes has other sizes than the"),
+    ("zero-shot-classification", "", without_head, "'classifier.bias' of the BertForSequenceClassification .* missing"),
+    ("text-to-audio", "SpeechT5ForTextToSpeech", lambda folder: shutil.rmtree(folder / "vocoder"), "into its folder"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "architecture", "damage", "reason"), INCOMPLETE)
+def test_model_with_random_parts_is_refused(task, architecture, damage, reason, tmp_path):
+    small = find_pipeline(task, architecture)
+    damage(small.save(tmp_path / "weights"))
+    settings = {"MODEL_REPOSITORY": str(tmp_path / "models"), "SOURCE": str(tmp_path / "weights")}
+    with pytest.raises(UserError, match=reason):
+        assemble_all(Settings.load().replace(SYSTEMS="m", TASK=task if small.chosen else "", **settings))
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -246,6 +319,32 @@ def test_row_that_the_pipeline_refuses_fails_alone(serve):
     with pytest.raises(UserError, match="the pipeline does not take this input with these parameters: ValueError"):
         served.together([tensors(image=PICTURE), tensors(image=PICTURE, parameters={"subtask": "instance"})])
     assert answers(served.together([tensors(image=png(1)), tensors(image=PICTURE)]))
+
+
+ERRORS = [
+    (ValueError("Subtask x\n is not  supported"), 400),
+    (IndexError("index out of range in self"), 400),
+    (RuntimeError("The size of tensor a (600) must match the size of tensor b (512)"), 400),
+    (RuntimeError("CUDA error: device-side assert triggered"), 500),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp] can't allocate memory"), 500),
+    (MemoryError(), 500),
+]
+
+
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=[str(row[0])[:20] for row in ERRORS])
+def test_error_of_a_pipeline_is_the_requests_unless_the_server_failed(serve, error, status):
+    from shared.pipeline_backend import as_request_error
+    from shared.serving import status_and_message
+
+    assert status_and_message(as_request_error(error))[0] == status
+
+
+def test_seed_repeats_an_answer_in_any_company(serve):
+    served, _ = serve("text2text-generation")
+    sampled = {"generate_kwargs": {"do_sample": True, "max_new_tokens": 8}, "seed": 0}
+    requests = [tensors(text=text.encode(), parameters=sampled) for text in ("one", "two and more", "one")]
+    together = answers(served.together(requests))
+    assert together[0] == together[2] == answers(served.alone(requests[:1]))[0]
 
 
 def test_speech_is_resampled_to_the_rate_of_the_model(serve):

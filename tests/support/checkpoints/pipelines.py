@@ -22,6 +22,8 @@ from triton_transformers.corpus import MIXED
 
 SQUARE = {"height": SIDE, "width": SIDE}
 LAYERS = {"encoder_layers": 2, "decoder_layers": 2}
+# More positions than the 256 tokens that pipelines generate.
+GENERATES = LAYERS | {"max_position_embeddings": 300}
 CONVOLUTIONS = {
     "conv_dim": (8, 8, 8), "conv_stride": (5, 4, 4), "conv_kernel": (10, 8, 8), "num_feat_extract_layers": 3,
     "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "mask_time_length": 2,
@@ -248,11 +250,11 @@ SMALL_PIPELINES = (
                    "descriptor_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "filter_threshold": 0.0,
                    "hidden_size": 16, "intermediate_size": 32},
                   (image_processor("LightGlueImageProcessor", size={"height": 64, "width": 64}),)),
-    SmallPipeline("translation", "MarianMTModel", LAYERS | {"decoder_start_token_id": 2, "forced_eos_token_id": 0},
+    SmallPipeline("translation", "MarianMTModel", GENERATES | {"decoder_start_token_id": 2, "forced_eos_token_id": 0},
                   (marian,)),
     SmallPipeline("translation", "M2M100ForConditionalGeneration", LAYERS | STARTS, (nllb,)),
     SmallPipeline("summarization", "BartForConditionalGeneration",
-                  LAYERS | STARTS | {"task_specific_params": {"summarization": {}}}, (generates,)),
+                  GENERATES | STARTS | {"task_specific_params": {"summarization": {}}}, (generates,)),
     SmallPipeline("text2text-generation", "T5ForConditionalGeneration", {"decoder_start_token_id": 0}, (generates,)),
 )  # fmt: skip
 

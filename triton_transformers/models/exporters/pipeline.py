@@ -105,7 +105,7 @@ def write(job: Job, batch_size: int) -> None:
     config = batched("pipeline", MAX_BATCH, inputs, [tensor("outputs", "STRING", [1])], "KIND_AUTO")
     write_config(
         job.folder / job.system,
-        f"{job.task}, written by `make models`: docs/backends.md",
+        f"{job.task}, written by `make models`: docs/pipelines.md",
         config,
         {name: value for name, value in parameters.items() if value},
     )

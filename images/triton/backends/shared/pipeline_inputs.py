@@ -179,7 +179,7 @@ def check_parameters(value: Any, where: str, limit: float = 1e6) -> None:
     if isinstance(value, dict):
         for name, part in value.items():
             if name not in PARAMETER_LIMITS:
-                raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown (docs/models.md lists them)")
+                raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown (see docs/pipelines.md)")
             check_parameters(part, f"{where}: {name}", PARAMETER_LIMITS[name])
     elif isinstance(value, list):
         if len(value) > 1000:
