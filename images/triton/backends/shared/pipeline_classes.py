@@ -132,13 +132,12 @@ def video_classification() -> Any:
 
 
 def any_to_any() -> Any:
-    from transformers.pipelines.any_to_any import AnyToAnyPipeline
-    from transformers.pipelines.base import Pipeline
+    base: Any = transformers.AnyToAnyPipeline
 
-    class AnyToAny(AnyToAnyPipeline):
+    class AnyToAny(base):
         """Does without torchvision, which only processors of videos need."""
 
-        __init__ = Pipeline.__init__
+        __init__ = transformers.Pipeline.__init__
 
     return AnyToAny
 
