@@ -24,7 +24,7 @@ class Task(NamedTuple):
 TASKS = {
     "any-to-any": Task("continues texts, images and sound", "text", "Which planet is the largest?"),
     "audio-classification": Task("classifies sound", "labels"),
-    "automatic-speech-recognition": Task("writes down what is said", "text"),
+    "automatic-speech-recognition": Task("writes speech down", "text"),
     "decision": Task("decides by questions about a state"),
     "depth-estimation": Task("estimates the depth of an image", "depth"),
     "document-question-answering": Task("finds the answer to a question in an image of a document", "labels"),

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,7 +101,7 @@ def test_what_this_cpu_cannot_compute_is_refused(pb_utils, tmp_path, monkeypatch
     monkeypatch.setattr(parameters, "has_bf16", lambda: True)
     with pytest.raises(ConfigError, match="'cache_precision' must be one of bf16, u8, not 'f32'"):
         start(folder.parent, dtype="bfloat16", cache_precision="f32")
-    monkeypatch.setattr(genai_trial, "WorkerProcess", lambda *_: SimpleNamespace(process=crashing_process()))
+    monkeypatch.setattr(genai_trial, "start_module", lambda *_: crashing_process())
     with pytest.raises(ConfigError, match=r"cannot compute .* in bfloat16 on this CPU \(SIGFPE\): choose float32"):
         start(folder.parent, dtype="bfloat16")
     with pytest.raises(FormatUnavailable, match=r"cannot serve a model: .*SIGFPE"):

@@ -35,6 +35,17 @@ class PipelineTask:
 CANDIDATES = {"candidate_labels": ["a cat", "a dog on a sofa", "rain"]}
 CHAT = {"text": "chat", "images": "images"}
 
+# The tasks that another recipe serves faster, where it can. The pipeline does it with FORMAT=pipeline.
+FASTER = {
+    "feature-extraction": PipelineTask({"text": "text"}),
+    "text-classification": PipelineTask({"text": "text"}),
+    "token-classification": PipelineTask({"text": "text"}),
+    "fill-mask": PipelineTask({"text": "text"}),
+    "image-classification": PipelineTask({"image": "image"}),
+    "image-feature-extraction": PipelineTask({"image": "image"}),
+    "text-generation": PipelineTask({"text": "chat"}),
+    "image-text-to-text": PipelineTask(CHAT),
+}
 PIPELINE_TASKS = {
     "audio-classification": PipelineTask({"audio": "audio"}),
     "automatic-speech-recognition": PipelineTask({"audio": "audio"}),
@@ -54,18 +65,8 @@ PIPELINE_TASKS = {
     "keypoint-matching": PipelineTask({"images": "images"}),
     "any-to-any": PipelineTask({**CHAT, "audio": "audio"}),
     **{task: PipelineTask({"text": "text"}) for task in TEXTS},
-    # Tasks with a faster format, served so with FORMAT=pipeline.
-    "feature-extraction": PipelineTask({"text": "text"}),
-    "text-classification": PipelineTask({"text": "text"}),
-    "token-classification": PipelineTask({"text": "text"}),
-    "fill-mask": PipelineTask({"text": "text"}),
-    "image-classification": PipelineTask({"image": "image"}),
-    "image-feature-extraction": PipelineTask({"image": "image"}),
-    "text-generation": PipelineTask({"text": "chat"}),
-    "image-text-to-text": PipelineTask(CHAT),
+    **FASTER,
 }
-# The tasks that the pipeline serves, unless another recipe has a faster way.
-FASTER = tuple(list(PIPELINE_TASKS)[-8:])
 # More lists of transformers, by the end of their names, of the architectures that a pipeline takes beside its own.
 MORE_LISTS = {"image-segmentation": ("INSTANCE_SEGMENTATION", "UNIVERSAL_SEGMENTATION")}
 # The tasks that a checkpoint can do beside the one that it was made for: TASK chooses them.

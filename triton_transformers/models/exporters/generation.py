@@ -53,9 +53,9 @@ def assemble_readable(job: Job) -> Outcome:
         limits = read_limits(job, tokenizer)
         if job.format == "vllm":
             outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
-            own: dict[str, Any] = (
-                {"skip_tokenizer_init": False} if job.task == IMAGE_TEXT else {}
-            )  # which vLLM's processors require
+            own: dict[str, Any] = {}
+            if job.task == IMAGE_TEXT:
+                own["skip_tokenizer_init"] = False  # vLLM's processors require the tokenizer
             if job.draft:
                 own["speculative_config"] = add_draft(job, job.draft, tokenizer, limits, version)
             write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code, **own)

@@ -230,9 +230,7 @@ def torch_perplexity(model: PreTrainedModel, texts: list[list[int]]) -> float:
     return math.exp(torch.cat(losses).mean())
 
 
-def served_perplexity(
-    folder: Path, texts: list[list[int]], kind: str = "model", dtype: str = dtype_of("openvino")
-) -> float:
+def served_perplexity(folder: Path, texts: list[list[int]], kind: str = "model", dtype: str = "float32") -> float:
     """Measure the texts as the server runs them: together, in parts, with paged attention."""
     with backends():
         import openvino_genai as genai

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import json
@@ -177,12 +178,11 @@ def example_languages(pipe: Any) -> dict[str, str]:
 def examples_of(task: str, pipe: Any) -> Iterator[dict[str, bytes]]:
     """Yield rows of different sizes, each with the task's own fields."""
     for number in range(len(SIZES)):
-        fields = {
+        yield {
             name: value.encode() if isinstance(value, str) else value
             for name, kind in PIPELINE_TASKS[task].fields.items()
             if (value := example(task, name, kind, number, pipe)) is not None
         }
-        yield fields
 
 
 def example(task: str, name: str, kind: str, number: int, pipe: Any) -> bytes | str | None:
@@ -197,8 +197,6 @@ def example(task: str, name: str, kind: str, number: int, pipe: Any) -> bytes | 
     if kind == "video":
         return video(number, pipe.model.config.num_frames)
     if kind == "images":
-        import base64
-
         images = [base64.b64encode(png(n)).decode() for n in (number, number + 1)]
         return json.dumps(images) if task == "keypoint-matching" else None
     rows = 1 + number % 3

@@ -26,8 +26,8 @@ SETTINGS = {
     "ENABLE_CPU_PINNING": False,
 }
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
-# What the model computes in -> the precisions of its keys and values. The first, the default, is also that of the
-# computation. In float32 with the first, greedy texts equal those of transformers.
+# The type in which a model computes -> the precisions that its keys and values may have. The first is the default, and
+# OpenVINO's name of the type. With float32 and f32, greedy texts equal those of transformers.
 PRECISIONS = {FLOAT32: ("f32", "f16", "u8"), BFLOAT16: ("bf16", "u8")}
 
 

@@ -46,7 +46,7 @@ class StructuredTexts:
         self.tokens, self.compiler = tokens, ByteCompiler()
         self.pipeline, self.other_pipeline = (weightless(tokenizer, size) for size in (vocabulary, vocabulary + 1))
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        # In xgrammar's form for ByteMatcher, or the reason why GenAI could not compile it.
+        # A structure -> its grammar, compiled for ByteMatcher, or the reason why GenAI could not compile it.
         self.compiled: dict[Structure, Any] = {}
         self.compiling: tuple[Structure, Future[Any]] | None = None
         self.matchers: dict[int, ByteMatcher] = {}  # of the running texts

@@ -18,7 +18,7 @@ import openvino_genai as genai
 from shared.genai_pipeline import NO_TOKEN, load_pipeline, tensor
 from shared.parameters import check_bf16
 from shared.types import ConfigError
-from shared.worker_process import WorkerProcess
+from shared.worker_process import start_module
 
 PROMPTS = [list(range(length)) for length in (1, 8, 40)]
 
@@ -26,9 +26,9 @@ PROMPTS = [list(range(length)) for length in (1, 8, 40)]
 def check_bfloat16(folder: Path, settings: dict[str, Any]) -> None:
     """Raise ConfigError if the model of this folder does not generate in bfloat16 on this CPU."""
     check_bf16("dtype 'bfloat16'", "float32")
-    worker = WorkerProcess("shared.genai_trial", 0)
-    worker.process.communicate(json.dumps([str(folder), settings]).encode())
-    if status := worker.process.returncode:
+    process = start_module("shared.genai_trial")
+    process.communicate(json.dumps([str(folder), settings]).encode())
+    if status := process.returncode:
         reason = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         raise ConfigError(f"OpenVINO GenAI cannot compute {folder} in bfloat16 on this CPU ({reason}): choose float32")
 

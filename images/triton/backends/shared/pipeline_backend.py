@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import defaultdict
@@ -116,7 +117,7 @@ def tensors(rows: list[Any]) -> Tensors | Exception:
 def run(pipe: Any, values: list[Any], parameters: dict[str, Any]) -> list[Any]:
     """Return the answers of a call, in a batch if there are several values."""
     values = [ready(value) for value in values]
-    parameters = json.loads(json.dumps(parameters))  # pipelines change what they get
+    parameters = copy.deepcopy(parameters)  # pipelines change what they get
     if (seed := parameters.pop("seed", None)) is not None:
         transformers.set_seed(int(seed))
     if len(values) == 1:

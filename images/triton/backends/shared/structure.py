@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 # Each of these processes has the vocabulary: 100 MB with 150,000 tokens.
 WORKERS = 2
 MAX_BYTES = 256 * 1024
-# The error of a text that a grammar leads to where none of the tokens is allowed.
+# The error of a text whose grammar allows no token.
 DEAD_END = "option 'structured_outputs': no token of this model can continue the text"
 MAX_CACHED, MAX_WAITING = 200, 1000
-# Compiled ones; one of JSON takes about 1 MB with 150,000 tokens.
+# The memory for compiled structures. A JSON schema takes about 1 MB with 150,000 tokens.
 MAX_CACHED_BYTES = 256 << 20
 
 
@@ -36,7 +36,7 @@ class Structures:
         takes_grammars: bool,
         prepare: Callable[[Structure], Any],
     ) -> None:
-        """Take what returns a structure that compiles as the engine takes it, also off the thread that generates."""
+        """Take `prepare`, which returns a structure as the engine takes it, off the thread that generates."""
         self.tokens, self.end_tokens, self.takes_grammars, self.prepare = tokens, end_tokens, takes_grammars, prepare
         self.cached: OrderedDict[str, Future[Any]] = OrderedDict()
         self.sizes: dict[str, int] = {}  # of the cached ones that compiled

@@ -23,8 +23,8 @@ from shared.worker_process import serve_lines
 
 # More than the process has with the vocabulary.
 MEMORY_BYTES = 1 << 30
-# Of CPU time. Forms that clients mean take less than one, and OpenVINO GenAI then compiles them once more.
-COMPILE_SECONDS = 5
+# Structures of real clients compile in less than a second. OpenVINO GenAI then compiles them a second time.
+COMPILE_SECONDS = 5  # of CPU time
 # The formats of a structural tag whose content xgrammar takes as it is. Those of JSON and regex become grammars.
 FORMATS = {
     *("const_string", "any_text", "grammar", "sequence", "or", "tag", "triggered_tags", "tags_with_separator"),

@@ -26,23 +26,27 @@ class WorkerEnded(RuntimeError):
     """Raised when a request took more than a worker may use, which ends the worker."""
 
 
+def start_module(module: str, inherited: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start a process that runs a module of this folder and inherits these files."""
+    # Inside Triton, sys.executable is no interpreter.
+    version = "{}.{}".format(*sys.version_info)
+    interpreter = shutil.which(f"python{version}") or shutil.which("python3") or sys.executable
+    return subprocess.Popen(
+        [interpreter, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # libraries' warnings quote the request
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        pass_fds=inherited,
+    )
+
+
 class WorkerProcess:
     """Runs a module of this folder. The process ends when this object or this process does."""
 
     def __init__(self, module: str, seconds: float, inherited: Sequence[int] = ()) -> None:
         """Take the CPU seconds that one line may cost, for messages, and the files that the process inherits."""
-        self.seconds = seconds
-        # Inside Triton, sys.executable is no interpreter.
-        version = "{}.{}".format(*sys.version_info)
-        interpreter = shutil.which(f"python{version}") or shutil.which("python3") or sys.executable
-        self.process = subprocess.Popen(
-            [interpreter, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # libraries' warnings quote the request
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            pass_fds=inherited,
-        )
+        self.seconds, self.process = seconds, start_module(module, inherited)
 
     def ask(self, line: str) -> dict[str, Any]:
         """Return the answer. Raise BadRequest with the error that it names, or WorkerEnded with the limit."""
