@@ -45,6 +45,9 @@ timeout UV_HTTP_TIMEOUT
 default-timeout UV_HTTP_TIMEOUT
 END
 [[ -z ${UV_FIND_LINKS:-} ]] || export UV_FIND_LINKS=${UV_FIND_LINKS// /,}
+# If several indexes have a version, pip takes the best of all their wheels, and uv the best of the first index. The main
+# index has all wheels; another may have only one without a library that it needs.
+[[ -z ${UV_INDEX:-} ]] || export UV_INDEX="${UV_DEFAULT_INDEX:-https://pypi.org/simple} $UV_INDEX"
 [[ $1 != pip || ! $(pip_setting no-index) =~ ^(1|true|yes|on)$ ]] || set -- "$@" --no-index
 # pip reads these two as well.
 bundle=${CURL_CA_BUNDLE:-${REQUESTS_CA_BUNDLE:-}}

@@ -229,7 +229,7 @@ extra-index-url = https://b.example/simple
 def test_configuration_of_pip_counts_for_uv(environment):
     expected = {
         "UV_DEFAULT_INDEX": "https://own.example/simple",
-        "UV_INDEX": "https://b.example/simple https://c.example/simple",
+        "UV_INDEX": "https://own.example/simple https://b.example/simple https://c.example/simple",
         "UV_FIND_LINKS": "/wheels,/home/ada/more",
         "UV_INSECURE_HOST": "a.example b.example",
         "UV_HTTP_TIMEOUT": "180",
