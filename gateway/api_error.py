@@ -94,7 +94,9 @@ def _translated(error: grpc.RpcError, model: str) -> ApiError:
         return ApiError(400, message)
     if is_not_loaded(error):
         return not_ready(model)
-    if status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE):
+    if status is grpc.StatusCode.ABORTED:
+        return ApiError(503, message, headers=RETRY)
+    if status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE) or OUTAGE.search(message):
         return ApiError(503, "The inference server is busy or restarting. Try again.", headers=RETRY)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return timed_out()

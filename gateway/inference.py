@@ -48,6 +48,10 @@ CANCEL = "cancel"
 # The parameter that asks our backends (shared/prompts.py) to begin the message of an error with its status: it has none
 # in a stream, docs/triton-faults.md#errors-in-streams.
 ERROR_STATUS = "error_status"
+# The parameter that asks them for an empty response at once and every two seconds (shared/heartbeats.py). If these stop
+# for SILENCE_S, the process has crashed: docs/triton-faults.md#crashed-processes-of-texts.
+HEARTBEATS, SILENCE_S = "heartbeats", 8.0
+CRASHED = "The process that generates the text crashed. Try again."
 ERROR = re.compile(r"\[(\d+)\] (.*)", re.DOTALL)
 STATUSES = {
     "400": grpc.StatusCode.INVALID_ARGUMENT,
@@ -150,21 +154,28 @@ class Inference:
         request = request_message(model, tensors, outputs, cancellable)
         if cancellable:
             request.parameters[ERROR_STATUS].bool_param = True
+            request.parameters[HEARTBEATS].bool_param = True
         call = self._stream_one(request)
         responses: asyncio.Queue[service_pb2.ModelStreamInferResponse | None] = asyncio.Queue()
         # A task that awaits the call itself would cancel it when it is cancelled.
         reader = asyncio.create_task(_read(call, responses))
         reader.add_done_callback(retrieve_error)
-        error_message = ""
+        error_message, silence = "", None
         try:
-            while (response := await responses.get()) is not None:
+            while (response := await _next(responses, silence)) is not None:
                 if response.error_message:
                     error_message = response.error_message  # Triton ends the stream now
-                else:
+                elif response.infer_response.outputs:
                     yield parsed(response.infer_response)
+                else:
+                    silence = SILENCE_S if cancellable else None
             if error_message:
                 raise _stream_error(error_message)
             await reader  # raises its error
+        except TimeoutError:
+            call.cancel()  # which is safe here, because nothing begins or ends
+            await asyncio.wait([reader])
+            raise rpc_error(grpc.StatusCode.ABORTED, CRASHED) from None
         finally:
             if not reader.done():
                 self._abandon(call, reader, request)
@@ -250,6 +261,13 @@ async def _read(
             responses.put_nowait(response)
     finally:
         responses.put_nowait(None)
+
+
+async def _next(
+    responses: asyncio.Queue[service_pb2.ModelStreamInferResponse | None], silence: float | None
+) -> service_pb2.ModelStreamInferResponse | None:
+    async with asyncio.timeout(silence):
+        return await responses.get()
 
 
 def retrieve_error(answer: asyncio.Future[Any]) -> None:

@@ -13,6 +13,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import torch
 import tritonclient.grpc as grpcclient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gateway import inference
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
 from tests.support.generation import PROMPTS, SECRET, counted, pieces, request, send_concurrently, settled, text, texts
@@ -427,3 +429,29 @@ def test_log_contains_no_prompt(served):
     assert "falcon7b" in served.log
     assert SECRET not in served.log
     assert "zebra" not in served.log
+
+
+def test_requests_of_a_killed_process_fail_and_later_ones_are_answered(served, plain):
+    long = {"max_tokens": LONG_CONTEXT - 10, "temperature": 0, "ignore_eos": True}
+
+    def direct() -> None:
+        with pytest.raises(TritonError, match=r"the process of model 'mymodel_stream'.* crashed: try again") as error:
+            text(served, "mymodel", "I am going", max_new_tokens=LONG_CONTEXT - 10)
+        assert error.value.status == 503
+
+    def through_the_gateway() -> None:
+        with pytest.raises(HTTPError) as error:
+            served.post("/v1/completions", model="mymodel", prompt="I am going", **long)
+        assert (error.value.code, json.load(error.value)["error"]["message"]) == (503, inference.CRASHED)
+
+    before = settled(served, "mymodel_stream")["generated_tokens"]
+    with ThreadPoolExecutor(2) as pool:
+        failures = [pool.submit(direct), pool.submit(through_the_gateway)]
+        served.wait(lambda: counted(served, "mymodel_stream")["generated_tokens"] > before, "the first tokens")
+        served.stub("mymodel_stream").kill()
+        for failure in failures:
+            failure.result(timeout=100)
+    answer = served.post("/v1/completions", model="mymodel", prompt="It", max_tokens=5, temperature=0)
+    expected = plain("mymodel", "It", 5)
+    assert "It" + answer["choices"][0]["text"] == expected
+    assert text(served, "mymodel", "It", max_new_tokens=5) == expected

@@ -276,7 +276,9 @@ def test_front_ends_its_own_text_by_a_key_if_clients_share_an_id(served):
     model, one, other = served("llama", streams=True), Held(), ResponseSender()
     parts = dict(zip((one, other), ("a key", "another key"), strict=True))
     for sender, key in parts.items():
-        request = InferenceRequest(["text"], {"one_answer": key, "max_new_tokens": 240}, prompt=[b"It"])
+        request = InferenceRequest(
+            ["text"], {"one_answer": key, "heartbeats": True, "max_new_tokens": 240}, prompt=[b"It"]
+        )
         request.id, request.sender = "1", sender
         model.execute([request])
     assert one.holds.wait(60)
@@ -285,6 +287,27 @@ def test_front_ends_its_own_text_by_a_key_if_clients_share_an_id(served):
     assert one.finished.wait(60) and other.finished.wait(60)
     assert b"cancelled" in one.responses[-1].outputs["tokenized"][0]
     assert "text" in other.responses[-1].outputs
+
+
+def test_request_gets_heartbeats_until_its_last_response(served, monkeypatch):
+    model, sender = served("llama", streams=True), ResponseSender()
+    monkeypatch.setattr("shared.heartbeats.BEAT_S", 0)
+    monkeypatch.setattr(model.heartbeats.closed, "wait", lambda _: False)  # a beat whenever the thread runs
+    monkeypatch.setattr(model.engine, "add", lambda *_: wait_for_beats(sender))
+    request = InferenceRequest(["text"], {"heartbeats": True}, prompt=[b"It"])
+    request.sender = sender
+    model.execute([request])
+    assert sender.finished.wait(60)
+    monkeypatch.undo()
+    assert sender.responses[-1].error == ("INTERNAL", "RuntimeError: the engine has no room")
+    assert not any(response.outputs or response.error for response in sender.responses[:-1])
+    assert not model.heartbeats.beating
+
+
+def wait_for_beats(sender: ResponseSender) -> None:
+    while len(sender.responses) < 3:
+        threading.Event().wait(0.01)
+    raise RuntimeError("the engine has no room")
 
 
 def test_another_request_ends_a_text(served, pb_utils):

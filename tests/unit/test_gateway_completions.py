@@ -620,11 +620,11 @@ def test_too_long_prompt_is_refused_with_openais_code(gateway, path, model, para
     assert "max_new_tokens" not in reply.error["message"]
 
 
-@pytest.mark.parametrize(("model", "status"), [("busy_stream", 503), ("lost_stream", 500)])
-def test_stream_that_does_not_begin_has_its_own_status(gateway, model, status, monkeypatch) -> None:
+@pytest.mark.parametrize("model", ["busy_stream", "lost_stream"])
+def test_stream_that_does_not_begin_has_its_own_status(gateway, model, monkeypatch) -> None:
     monkeypatch.setattr(outages, "LIMIT_S", 0)
     reply = gateway.post(COMPLETIONS, {"model": model, "prompt": "a", "stream": True})
-    assert reply.status == status
+    assert reply.status == 503
     assert "secret" not in reply.error["message"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway import outages
+from gateway import inference, outages
 from gateway.api_error import ApiError, from_triton, not_ready
 from gateway.config import Config, Limits
 from gateway.inference import rpc_error
 from gateway.outages import LIMIT_S, QUIET_S, Outages
 from tests.support.gateway import RunningGateway, gateway_before, running_gateway
-from tests.support.triton_stand_in import Failure, TritonStandIn, embedding, generator
+from tests.support.triton_stand_in import WAIT_S, Failure, TritonStandIn, embedding, generator
 from triton_transformers.ports import free_ports
 
 ONE_TEXT = {"model": "embedding", "input": "two words"}
@@ -24,6 +25,8 @@ STREAM = {"model": "counter", "prompt": "a", "stream": True}
 CRASHED = (
     "Failed to process the request(s) for model 'encoder_0_0', message: Stub process 'encoder_0_0' is not healthy."
 )
+# What requests get when they have waited for it in vain.
+UNHEALTHY = from_triton(rpc_error(grpc.StatusCode.INTERNAL, CRASHED), "encoder")
 REFUSED = from_triton(rpc_error(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"))
 
 
@@ -91,6 +94,28 @@ def test_requests_wait_for_a_crashed_process(monkeypatch: pytest.MonkeyPatch) ->
         assert len(triton.received) == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_whose_process_crashed_fails(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """The process sends its first empty response, and Triton never ends the request."""
+    monkeypatch.setattr(inference, "SILENCE_S", 0.2)
+    model = generator(streams=True)
+    texts, crashed = model.answer, threading.Event()
+
+    def crash(inputs: Any) -> Any:
+        yield []
+        assert crashed.wait(WAIT_S)
+        yield from texts(inputs)
+
+    model.answer = crash
+    with gateway_before(model) as (gateway, _):
+        answer = gateway.post("/v1/completions", {**STREAM, "stream": stream})
+        assert answer.status == 503
+        assert answer.json["error"]["message"] == inference.CRASHED
+        crashed.set()
+        gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        assert gateway.post("/v1/completions", {**STREAM, "stream": False}).status == 200
+
+
 class Triton:
     """A Triton with a clock of its own, which counts the requests."""
 
@@ -136,7 +161,7 @@ def test_outage_has_a_limit_and_later_requests_fail_at_once(triton: Triton) -> N
 
 def test_failure_after_a_quiet_time_begins_another_outage(triton: Triton) -> None:
     outage = Outages()
-    for failure in (REFUSED, not_ready("embedding"), REFUSED):
+    for failure in (REFUSED, not_ready("embedding"), UNHEALTHY):
         triton.failure, triton.up_at = failure, triton.now + LIMIT_S / 2
         assert status(outage, triton) == 200
         triton.now += QUIET_S

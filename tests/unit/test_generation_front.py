@@ -13,6 +13,7 @@ from tests.support.python_backend import InferenceRequest, instance_args, parame
 
 CONFIG = parameters(engine_model="m_stream")
 THE_ENGINE = "model 'm_stream', which generates for this one"
+CRASHED = f"the process of {THE_ENGINE}, crashed: try again"
 TEXT = np.array([b"a text"], np.object_)
 
 
@@ -113,6 +114,7 @@ def test_request_reaches_the_engine_whole(front, engine):
     # Triton refuses floats in requests to other models.
     assert sent["parameters"] == {
         "max_tokens": 3, "temperature": "0.5", "top_p": 1, "stream": False, "error_status": True,
+        "heartbeats": True,
     }  # fmt: skip
 
 
@@ -127,6 +129,7 @@ def test_request_reaches_the_engine_whole(front, engine):
             "Failed for execute the inference request. Model 'm_stream' is not ready.",
             ("UNAVAILABLE", f"{THE_ENGINE}, is not loaded: load it, or try again later"),
         ),
+        ("Stub process 'm_stream_0_0' is not healthy.", ("UNAVAILABLE", CRASHED)),
         ("unexpected shape for input 'messages' for model 'm_stream'", ("INVALID_ARG", None)),
         ("another error", ("INTERNAL", "another error")),
     ],
@@ -147,6 +150,17 @@ def test_text_ends_when_the_client_left(front, engine):
     assert ask(front(), request).error == ("CANCELLED", "the client cancelled the request")
     text, end = engine.requests
     assert end["inputs"]["cancel"].tolist() == [text["parameters"]["one_answer"].encode()]
+
+
+def test_requests_of_a_crashed_engine_fail(front, engine, monkeypatch):
+    """The engine sends its first empty response, and then no more."""
+    loaded = front()
+    monkeypatch.setattr("shared.generation_front.SILENCE_S", 0)
+    engine.gate.clear()
+    assert ask(loaded, request := InferenceRequest(["text"], prompt=TEXT)).error == ("UNAVAILABLE", CRASHED)
+    engine.gate.set()
+    assert ask(loaded, InferenceRequest(["text"], prompt=TEXT)).outputs == {"text": [b"a text"]}
+    assert len(request.sender.responses) == 1
 
 
 def test_100_requests_wait_side_by_side(front, engine):

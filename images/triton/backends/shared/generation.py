@@ -20,13 +20,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from shared import serving
 from shared.backend import Backend
 from shared.chat_template import IMAGES, MESSAGES
 from shared.continuation import Options, Row
+from shared.heartbeats import Heartbeats
 from shared.metrics import REQUEST_COUNTERS, Metrics
 from shared.parameters import flag_parameter, int_parameter, parameter, usable_cpus
 from shared.prompts import (
@@ -115,6 +115,7 @@ class TextGeneration(Backend):
 
     def initialize(self, args: InstanceArgs) -> None:
         super().initialize(args)
+        self.heartbeats = Heartbeats()
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.thread.start()
         pb_utils.Logger.log_info(
@@ -127,6 +128,7 @@ class TextGeneration(Backend):
         self.structures.close()
         self.waiting.put(None)
         self.thread.join(timeout=2)
+        self.heartbeats.close()
         super().finalize()
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
@@ -142,6 +144,8 @@ class TextGeneration(Backend):
                     continue
                 if read.outputs != [TOKENIZED]:
                     check_available(read, self.engine_name)
+                if read.wants_heartbeats:
+                    sender = self.heartbeats.sender(sender)
             except Exception as error:
                 serving.send_last(sender, serving.error_response(error, bool(sent.get(ERROR_STATUS))))
                 continue
@@ -177,11 +181,8 @@ class TextGeneration(Backend):
             job.on_finish = on_finish
             structure = read.options.get("structured_outputs")
             compiled = self.structures.compile(structure) if structure else None
-            if read.answer_key:
-                # docs/triton-faults.md#calls-that-wait
-                sender.send(pb_utils.InferenceResponse([]))
         except Exception as error:
-            serving.send_last(sender, serving.error_response(error, read.shows_status))
+            serving.send_last(sender, read.error_response(error))
             if on_finish:
                 on_finish()
             return
@@ -398,13 +399,8 @@ class Job:
             self.sender.send(self.request.response([piece]))
 
     def fail(self, error: Exception) -> None:
-        if self.finished:
-            return
-        if self.request.answer_key:  # the error is an output: docs/triton-faults.md#errors-of-called-models
-            message = np.array([serving.with_status(error).encode()], np.object_)
-            self.finish(pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, message)]))
-        else:
-            self.finish(serving.error_response(error, self.request.shows_status))
+        if not self.finished:
+            self.finish(self.request.error_response(error))
 
     def finish(self, response: pb_utils.InferenceResponse) -> None:
         self.finished = True

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -22,25 +23,27 @@ import triton_python_backend_utils as pb_utils
 from shared import serving
 from shared.backend import Backend
 from shared.chat_template import MESSAGES
+from shared.heartbeats import SILENCE_S
 from shared.metrics import REQUEST_COUNTERS
 from shared.parameters import parameter
-from shared.prompts import ERROR_STATUS, ONE_ANSWER, TEXT_INPUT, parameters
+from shared.prompts import ERROR_STATUS, HEARTBEATS, ONE_ANSWER, TEXT_INPUT, parameters
 from shared.token_ids import TOKENIZED
 from shared.types import Array, BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
 
-# One thread waits for each answer. With its defaults an engine refuses requests before there are so many.
-MAX_REQUESTS = 2048
 # How often to ask Triton whether clients still wait, and the largest share of the time for it.
 CHECK_S, CHECK_SHARE = 0.5, 0.05
 # Triton's words while it starts, and for a model that is not loaded: docs/triton-faults.md#errors-of-called-models.
 STARTING, NOT_READY = "Server not ready", "is not ready"
+# Triton's words for a model whose process has crashed.
+CRASHED = "is not healthy"
 ITS_PART = "which generates for this one"
 # The form of the engine's errors, and Triton's words for a tensor that the engine's configuration does not allow.
 ERROR = re.compile(r"\[(\d+)\] (.*)", re.DOTALL)
 WRONG_TENSOR = re.compile(r"unexpected (shape|data ?type|datatype|inference input)|input '")
 
 
-class Waiting(NamedTuple):
+@dataclass(eq=False)
+class Waiting:
     """A request that the engine has not answered yet."""
 
     key: str  # cancels it at the engine; the id is no such key, because several clients may choose the same one
@@ -48,6 +51,10 @@ class Waiting(NamedTuple):
     shape: tuple[int, ...] | None  # of the outputs, if the engine gives them another one
     tokenizes: bool  # it asks for TOKENIZED alone
     arrived_at: float
+    heard_at: float = math.inf  # when the engine's newest response came
+
+    def hear(self) -> None:
+        self.heard_at = time.monotonic()
 
 
 class GenerationFront(Backend):
@@ -56,7 +63,6 @@ class GenerationFront(Backend):
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.engine = parameter(config, "engine_model")
         self.has_rows = config.get("max_batch_size", 0) > 0
-        self.workers = ThreadPoolExecutor(MAX_REQUESTS)
         self.waiting: set[Waiting] = set()
         self.lock = threading.Lock()  # no thread may ask Triton about a request after its last response
         self.closed = threading.Event()
@@ -76,7 +82,6 @@ class GenerationFront(Backend):
         """End the threads. Triton unloads a model only after all its requests got responses."""
         self.closed.set()
         self.watcher.join(timeout=2)
-        self.workers.shutdown()
         super().finalize()
 
     def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
@@ -88,14 +93,18 @@ class GenerationFront(Backend):
                 inputs, shape = self.forwarded(request)
                 wishes = {name: plain(value) for name, value in parameters(request).items()}
                 names = list(request.requested_output_names())
-                call = self.request(request.request_id(), inputs, names, wishes | {ONE_ANSWER: key})
-                waiting = Waiting(key, sender, shape, names == [TOKENIZED], time.monotonic())
+                tokenizes = names == [TOKENIZED]
+                call = self.request(
+                    request.request_id(), inputs, names, wishes | {ONE_ANSWER: key, HEARTBEATS: not tokenizes}
+                )
+                waiting = Waiting(key, sender, shape, tokenizes, time.monotonic())
             except Exception as error:
                 serving.send_last(sender, serving.error_response(error))
                 continue
             with self.lock:
                 self.waiting.add(waiting)
-            self.workers.submit(self.answer, waiting, call)
+            # No pool: a thread whose engine has crashed waits for ever, and must not keep this process from ending.
+            threading.Thread(target=self.answer, args=(waiting, call), daemon=True).start()
 
     def request(
         self, id: str, inputs: dict[str, Array], names: list[str], wishes: dict[str, bool | int | str]
@@ -129,10 +138,15 @@ class GenerationFront(Backend):
 
     def answer(self, waiting: Waiting, call: pb_utils.InferenceRequest) -> None:
         try:
-            response = self.passed_on(last_response(call, self.engine), waiting)
+            response = self.passed_on(last_response(call, self.engine, waiting.hear), waiting)
         except Exception as error:
             response = serving.error_response(error)
+        self.finish(waiting, response)
+
+    def finish(self, waiting: Waiting, response: pb_utils.InferenceResponse) -> None:
         with self.lock:
+            if waiting not in self.waiting:
+                return
             self.waiting.remove(waiting)
         serving.send_last(waiting.sender, response)
 
@@ -148,11 +162,17 @@ class GenerationFront(Backend):
         return pb_utils.InferenceResponse(tensors)
 
     def watch(self) -> None:
-        """End the texts of clients that left: docs/triton-faults.md#cancellations."""
+        """End the texts of clients that left, and the requests to an engine that has crashed.
+
+        See docs/triton-faults.md#cancellations and docs/triton-faults.md#crashed-processes-of-texts.
+        """
         pause = CHECK_S
         while not self.closed.wait(pause):
             begin = time.monotonic()
             for waiting in list(self.waiting):
+                if time.monotonic() > waiting.heard_at + SILENCE_S:
+                    self.finish(waiting, crash_response(self.engine))
+                    continue
                 with self.lock:
                     left = waiting in self.waiting and waiting.sender.is_cancelled()
                 if left:
@@ -163,13 +183,16 @@ class GenerationFront(Backend):
             pause = max(CHECK_S, (time.monotonic() - begin) / CHECK_SHARE)
 
 
-def last_response(call: pb_utils.InferenceRequest, engine: str) -> pb_utils.InferenceResponse:
+def last_response(
+    call: pb_utils.InferenceRequest, engine: str, hear: Callable[[], None] = lambda: None
+) -> pb_utils.InferenceResponse:
     """Send the request, and return the response with its outputs, or with its error.
 
-    The engine sends an empty response first, and Triton may send one at the end.
+    The engine sends empty responses before, and Triton may send one at the end.
     """
     answer = None
     for response in call.exec(decoupled=True):
+        hear()
         if response.has_error() or response.output_tensors():
             answer = response
     if answer is None:
@@ -182,7 +205,13 @@ def error_of(message: str, engine: str) -> pb_utils.InferenceResponse:
         return serving.coded_response(int(match[1]), match[2])
     if NOT_READY in message:
         return serving.error_response(Busy(f"model '{engine}', {ITS_PART}, is not loaded: load it, or try again later"))
+    if CRASHED in message:
+        return crash_response(engine)
     return serving.coded_response(400 if WRONG_TENSOR.search(message) else 500, message)
+
+
+def crash_response(engine: str) -> pb_utils.InferenceResponse:
+    return serving.error_response(Busy(f"the process of model '{engine}', {ITS_PART}, crashed: try again"))
 
 
 def plain(value: Any) -> bool | int | str:

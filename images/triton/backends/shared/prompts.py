@@ -34,8 +34,8 @@ SYNONYMS = {"max_tokens": "max_new_tokens"}
 SAMPLING_PARAMETERS = "sampling_parameters"
 # Parameters that only other parts of this project send: the front of a model asks for one answer, with a key by which
 # it can cancel the request, because several clients may choose the same id. It and the gateway ask for errors that
-# begin with their status, because Triton loses the status in streams and between models.
-ONE_ANSWER, ERROR_STATUS = "one_answer", "error_status"
+# begin with their status, because Triton loses the status in streams and between models, and for heartbeats.
+ONE_ANSWER, ERROR_STATUS, HEARTBEATS = "one_answer", "error_status", "heartbeats"
 # The loop searches for stop strings after every token, and every row waits for that.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 # The limits of OpenAI's API and of vLLM.
@@ -194,6 +194,20 @@ class PromptRequest:
     def shows_status(self) -> bool:
         return bool(self.sent.get(ERROR_STATUS))
 
+    @property
+    def wants_heartbeats(self) -> bool:
+        return bool(self.sent.get(HEARTBEATS))
+
+    def error_response(self, error: Exception) -> pb_utils.InferenceResponse:
+        """Return the error that ends the request. The front's may follow another response, so it is an output.
+
+        See docs/triton-faults.md#errors-of-called-models.
+        """
+        if not (self.answer_key and self.wants_heartbeats):
+            return serving.error_response(error, self.shows_status)
+        message = np.array([serving.with_status(error).encode()], np.object_)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, message)])
+
     def echoes(self, default: bool) -> bool:
         """Return whether the response's texts begin with their prompts."""
         return self.messages is None and not self.options.get("exclude_input_in_output", not default)
@@ -315,7 +329,7 @@ def option_values(
         for name, value in sampling_parameters(request).items():
             yield "sampling parameter", name, value
     for name, value in sent.items():
-        if name not in (ONE_ANSWER, ERROR_STATUS):
+        if name not in (ONE_ANSWER, ERROR_STATUS, HEARTBEATS):
             yield "parameter", name, value
 
 
