@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import re
+import resource
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +37,7 @@ from triton_transformers.models.added_adapters import (
     requested_adapters,
     set_parameter,
 )
+from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.exporters import adapter_files, language_graph
 from triton_transformers.models.sources import Folder, Hub, place
 from triton_transformers.settings import Settings, UserError
@@ -166,6 +172,10 @@ def renamed(folder: Path, old: str, new: str) -> None:
     save_file({key.replace(old, new): value for key, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
 
 
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / WEIGHTS)
+
+
 def cut(folder: Path) -> None:
     save_file({key: value[:, :3].contiguous() for key, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
 
@@ -194,8 +204,27 @@ REFUSED = {
     "half a file": (
         lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:99]), {}, "is damaged",
     ),
+    "zero rank": (
+        lambda folder: save_file(
+            {key: value[:0] if "_A" in key else value[:, :0].contiguous() for key, value in weights(folder).items()},
+            folder / WEIGHTS,
+        ),
+        {"r": 0}, "x:tone has r=0 and lora_alpha=8 for",
+    ),
+    "scale that is no number": (lambda folder: None, {"lora_alpha": "much"}, "has r=4 and lora_alpha=much for"),
+    "infinite scale": (lambda folder: None, {"lora_alpha": float("inf")}, "has infinite or undefined numbers for"),
+    "undefined weights": (
+        lambda folder: save_file({key: value * torch.nan for key, value in weights(folder).items()}, folder / WEIGHTS),
+        {}, "has infinite or undefined numbers for",
+    ),
+    "two names of a layer": (
+        lambda folder: save_file(
+            weights(folder) | {key.removeprefix("base_model.model."): own for key, own in weights(folder).items()},
+            folder / WEIGHTS,
+        ),
+        {}, "twice, under different names",
+    ),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), {}, "has no adapter_model.safetensors"),
-    "no options": (lambda folder: (folder / CONFIG).unlink(), {}, "has no adapter_config.json"),
 }  # fmt: skip
 
 
@@ -215,7 +244,7 @@ def settings(tmp_path) -> Settings:
 
 
 def test_names_and_sources_of_adapters(settings, tmp_path):
-    (tmp_path / "own").mkdir()
+    empty_adapter(tmp_path / "own")
     asked = f"tone={tmp_path}/own legal=organisation/name old=organisation/name@v1.0 gone="
     adapters = requested_adapters(settings.replace(ADAPTERS=asked))
     assert adapters == {
@@ -228,10 +257,22 @@ def test_names_and_sources_of_adapters(settings, tmp_path):
     for wrong in ("tone", "a:b=organisation/name", "a/b=organisation/name"):
         with pytest.raises(UserError, match=re.escape(f"ADAPTERS: '{wrong}' must be a name and its weights")):
             requested_adapters(settings.replace(ADAPTERS=wrong))
+    for wrong, reason in (
+        ("tone=/", "/ has no adapter_config.json: name a folder"),
+        (f"{'a' * 300}=organisation/name", "has 300 characters; a name has at most 128"),
+        ("tone=organisation/name tone=organisation/other", "ADAPTERS names 'tone' twice"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            requested_adapters(settings.replace(ADAPTERS=wrong))
+
+
+def empty_adapter(folder: Path) -> None:
+    folder.mkdir()
+    (folder / CONFIG).write_text("{}")
 
 
 def test_docker_mounts_the_folders_of_adapters(settings, tmp_path):
-    (tmp_path / "own").mkdir()
+    empty_adapter(tmp_path / "own")
     asked = f"tone={tmp_path}/own legal=organisation/name@v1.0 gone="
     compose = Compose(settings.replace(ADAPTERS=asked, LOCAL_STATE=str(tmp_path / "state"), PROFILE="cpu"))
     assert compose.files[-1] == str(compose.written_file)
@@ -306,6 +347,61 @@ def test_adapter_that_does_not_fit_changes_nothing(settings, base, tmp_path):
     after = {path: path.read_bytes() for path in settings.model_repository.rglob("*") if path.is_file()}
     assert after == before
     assert record_of(version)["recipe"] == "1"
+
+
+@pytest.mark.parametrize("form", ["python", "openvino-fp32"])
+def test_full_disk_changes_nothing_and_says_what_to_do(settings, base, tmp_path, form):
+    version, saved = system(settings, base, format=form), save_adapter(tmp_path / "saved", base)
+    if form != "python":
+        openvino.save_model(language_graph.convert(merged(base, None)), version / "openvino_model.xml")
+        (version / "limits.json").write_text(json.dumps({"vocabulary": 64}))
+    sizes = {"python": 1000, "openvino-fp32": 40_000}  # the weights of the adapter do not fit, and those of the graph
+    before = {path: path.read_bytes() for path in settings.model_repository.rglob("*") if path.is_file()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (sizes[form], hard))
+    try:
+        with pytest.raises(OSError, match=r"File too large|iostream"):
+            change_adapters("x", settings.replace(ADAPTERS=f"tone={saved}"), settings.model_repository)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    after = {path: path.read_bytes() for path in settings.model_repository.rglob("*") if path.is_file()}
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("adapters", "after"),
+    [("tone={}/new", "legal tone"), ("more={}/new", "legal more tone"), ("tone=", "legal")],
+    ids=["replaced", "added", "removed"],
+)
+def test_interrupted_change_is_repeated_by_the_next_command(settings, base, tmp_path, monkeypatch, adapters, after):
+    """Stop the change before each of the files that it moves or deletes."""
+    own = settings.replace(SYSTEMS="x", SOURCE=str(base), TASK="text-generation", FORMAT="python")
+    for seed, name in enumerate(("old", "new")):
+        save_adapter(tmp_path / name, base, seed=seed)
+    changed = own.replace(ADAPTERS=adapters.format(tmp_path))
+    for steps in range(4):
+        assemble_all(own.replace(ADAPTERS=f"tone={tmp_path}/old legal={tmp_path}/old more="))
+        with monkeypatch.context() as patch:
+            for module, function in ((os, "replace"), (os, "unlink")):
+                patch.setattr(module, function, interrupted_after(steps, getattr(module, function)))
+            with contextlib.suppress(KeyboardInterrupt):
+                assemble_all(changed)
+        assemble_all(changed)
+        version = settings.model_repository / "x/1"
+        assert sorted(path.name for path in (version / "adapters").iterdir()) == after.split()
+        assert sorted(record_of(version)["adapters"]) == after.split()
+        assert record_of(version)["recipe"] != "unfinished"
+
+
+def interrupted_after(steps: int, function: Callable[..., None]) -> Callable[..., None]:
+    calls = itertools.count()
+
+    def run(*args: object, **options: object) -> None:
+        if next(calls) == steps:
+            raise KeyboardInterrupt
+        function(*args, **options)
+
+    return run
 
 
 def test_other_systems_have_no_adapters(settings, base, tmp_path):

@@ -15,15 +15,18 @@ from triton_transformers.files import write_atomically
 from triton_transformers.kinds import ADAPTERS as PARAMETER
 from triton_transformers.kinds import NAME
 from triton_transformers.model_config import find_config
+from triton_transformers.models.adapters import CONFIG, WEIGHTS
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.placement import delete_files, place_files
-from triton_transformers.models.record import Record, read_record
-from triton_transformers.models.sources import Source, identity, named_source, open_weights
+from triton_transformers.models.record import UNFINISHED, Record, read_record
+from triton_transformers.models.sources import Folder, Source, identity, named_source, open_weights
 from triton_transformers.settings import Settings, UserError
 
 # The folder of a system's adapters, and the fact of its record: the identity of each one's source.
 FOLDER, FACT = "1/adapters", "adapters"
 TASK = "text-generation"
+# Names become folders.
+MAX_NAME = 128
 LINE = re.compile(rf'^parameters \{{ key: "{PARAMETER}" .*\n', re.MULTILINE)
 
 
@@ -34,7 +37,13 @@ def requested_adapters(settings: Settings) -> dict[str, Source | None]:
         name, equals, place = text.partition("=")
         if not equals or not NAME.fullmatch(name):
             raise UserError(f"ADAPTERS: '{text}' must be a name and its weights: tone=folder or tone=organisation/name")
-        adapters[name] = named_source(place) if place else None
+        if len(name) > MAX_NAME:
+            raise UserError(f"ADAPTERS: '{name[:20]}...' has {len(name)} characters; a name has at most {MAX_NAME}")
+        if name in adapters:
+            raise UserError(f"ADAPTERS names '{name}' twice: give each adapter a name of its own")
+        adapters[name] = source = named_source(place) if place else None
+        if isinstance(source, Folder):
+            source.verify(is_adapter=True)  # before its files are counted: it may be /
     return adapters
 
 
@@ -95,7 +104,8 @@ def put_in_place(record: Record, adapters: dict[str, str], staged: Path, reposit
     if adapters:
         facts[FACT] = adapters
     after = replace(record, files=tuple(sorted({*kept, *new})), facts=facts)
-    after.unfinished(record).write(repository)
+    # If this is interrupted, the next run keeps the adapters from before, and changes them again.
+    replace(after.unfinished(record), facts=record.facts).write(repository)
     place_files(new, staged, repository)
     delete_files(set(record.files) - set(after.files), repository)
     set_parameter(config, adapters)  # before the record is finished: an interrupted run is then repeated
@@ -106,6 +116,8 @@ def keep_adapters(job: Job, repository: Path) -> Outcome:
     """Give a system that was assembled anew the adapters that it had. Raise UserError if one does not fit any more."""
     record = read_record(job.system, repository)
     adapters = record.facts.get(FACT, {}) if record else {}
+    if record and record.recipe == UNFINISHED:  # a change of adapters was interrupted
+        adapters = {name: own for name, own in adapters.items() if is_whole(repository / job.system / FOLDER / name)}
     if not adapters:
         return Outcome()
     names = " and ".join(f"{job.system}:{name}" for name in adapters)
@@ -122,6 +134,10 @@ def keep_adapters(job: Job, repository: Path) -> Outcome:
     if (config := job.folder / job.system / "config.pbtxt").exists():  # otherwise it is in git, and stays as it is
         set_parameter(config, adapters)
     return Outcome(f"adapters {' '.join(adapters)}", {FACT: adapters})
+
+
+def is_whole(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in (CONFIG, WEIGHTS))
 
 
 def set_parameter(config: Path | None, names: Iterable[str]) -> None:

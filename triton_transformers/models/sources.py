@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from triton_transformers.models.adapters import CONFIG as ADAPTER_CONFIG
 from triton_transformers.models.hub import download
 from triton_transformers.models.unsupported import check_files
 from triton_transformers.settings import ROOT, Settings, UserError
@@ -41,6 +42,10 @@ class Folder:
         if not self.path.is_dir():
             raise UserError(f"{self.path}: there is no such folder")
         if is_adapter:
+            if not (self.path / ADAPTER_CONFIG).is_file():
+                raise UserError(
+                    f"{self.path} has no {ADAPTER_CONFIG}: name a folder that save_pretrained of peft wrote"
+                )
             return self.path
         check_files(str(self.path), (path.name for path in self.path.iterdir()))
         if not gguf_files(self.path) and not any(

@@ -40,8 +40,6 @@ def write(adapter: str, source: Path, folder: Path, version: Path) -> None:
 
     Raise UserError if it does not fit the model of this version.
     """
-    if not (source / CONFIG).is_file():
-        raise UserError(f"{adapter} has no {CONFIG} in {source}: name a folder that save_pretrained of peft wrote")
     options = read_options(adapter, source)
     check_adapter(adapter, options)
     config = transformers.AutoConfig.from_pretrained(version, local_files_only=True)
@@ -51,8 +49,6 @@ def write(adapter: str, source: Path, folder: Path, version: Path) -> None:
         network = transformers.AutoModelForCausalLM.from_config(config)
     try:
         pairs = matrices(adapter, network, source, (Linear,))
-    except SafetensorError as error:
-        raise UserError(f"{adapter}: {WEIGHTS} is damaged ({error}): download it again") from None
     except UserError as error:
         base = options.get("base_model_name_or_path") or "a model without a name"
         raise UserError(f"{error}. It was made for {base}") from None
@@ -64,7 +60,10 @@ def write(adapter: str, source: Path, folder: Path, version: Path) -> None:
         tensors[f"{PREFIX}{layer}.lora_A.weight"] = pad(down, (0, 0, 0, rank - len(down))).contiguous()
         tensors[f"{PREFIX}{layer}.lora_B.weight"] = pad(up, (0, rank - len(down))).contiguous()
     folder.mkdir(parents=True)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:  # of the file system
+        raise OSError(str(error)) from None
     modules = sorted({layer.rpartition(".")[2] for layer in pairs})
     own = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": modules}
     base = {"base_model_name_or_path": options.get("base_model_name_or_path")}
@@ -90,7 +89,10 @@ def write_graph(system: str, version: Path, target: Path, folders: list[Path]) -
         add(system, graph, limits["vocabulary"], folders)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target) as work:
-        openvino.save_model(graph, Path(work) / MODEL, compress_to_fp16=False)
+        try:
+            openvino.save_model(graph, Path(work) / MODEL, compress_to_fp16=False)
+        except RuntimeError as error:  # of the file system
+            raise OSError(str(error)) from None
         for file in Path(work).iterdir():
             file.replace(target / file.name)
     (target / LIMITS).write_text(json.dumps(limits | {"adapters": [folder.name for folder in folders]}) + "\n")

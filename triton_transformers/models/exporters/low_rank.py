@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import Embedding, Linear, functional
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -110,7 +111,11 @@ def matrices(
     options, pairs = read_options(adapter, folder), defaultdict[str, dict[bool, torch.Tensor]](dict)
     renamings = [one for one in get_model_conversion_mapping(network) if isinstance(one, WeightRenaming)]
     keys, own, scales = network.base_model_prefix, network.state_dict(), {}
-    for key, tensor in load_file(folder / WEIGHTS).items():
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except SafetensorError as error:
+        raise UserError(f"{adapter}: {WEIGHTS} is damaged ({error}): download it again") from None
+    for key, tensor in tensors.items():
         ending = next((ending for ending in MATRICES if key.endswith(ending)), "")
         stored = key.removesuffix(ending).removeprefix("base_model.model.")
         weight, _ = rename_source_key(f"{stored}.weight", renamings, [], keys, own)
@@ -119,6 +124,8 @@ def matrices(
             names = " or ".join(kind.__name__.lower() for kind in kinds)
             network_name = type(network).__name__
             raise UserError(f"{adapter} has '{key}', which changes no {names} layer of {network_name}: {INSTEAD}")
+        if MATRICES[ending] in pairs[layer]:
+            raise UserError(f"{adapter} has '{key}' twice, under different names: save it with save_pretrained of peft")
         pairs[layer][MATRICES[ending]] = tensor.float()
         patterns = (options.get("alpha_pattern") or {}).items()
         scales[layer] = next((alpha for end, alpha in patterns if re.match(rf"(.*\.)?({end})$", stored)), None)
@@ -140,4 +147,15 @@ def scaled(
     if (*up.shape, *down.shape) not in ((shape[0], rank, rank, shape[1]), (shape[1], rank, rank, shape[0])):
         raise UserError(f"{adapter} does not fit '{layer}' of its model, or its own options: download both again")
     alpha = options.get("lora_alpha", 8) if alpha is None else alpha
-    return down, up * (alpha / (math.sqrt(rank) if options.get("use_rslora") else rank))
+    try:
+        scale = float(alpha / (math.sqrt(rank) if options.get("use_rslora") else rank))
+    except (TypeError, ValueError, ZeroDivisionError):
+        raise UserError(
+            f"{adapter} has r={rank} and lora_alpha={alpha} for '{layer}': both must be numbers above 0"
+        ) from None
+    up = up * scale
+    if not (math.isfinite(scale) and down.isfinite().all() and up.isfinite().all()):
+        raise UserError(
+            f"{adapter} has infinite or undefined numbers for '{layer}': download it again, or train it anew"
+        )
+    return down, up
