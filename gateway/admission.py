@@ -130,7 +130,7 @@ class Admission:
             state.slot = InFlightSlot(self.counters)
             SLOT.set(state.slot)
             state.slot.hold()
-            body = await self._read_body(receive)
+            body = await self._read_body(state, receive)
         if body is None:
             state.status = CLIENT_LEFT
             return None
@@ -148,7 +148,7 @@ class Admission:
             state.status = CLIENT_LEFT
             return
         if state.ended_by == "time" and not state.has_body:
-            error = ApiError(408, "The body took longer than GATEWAY_TIMEOUT allows.", code="timeout", headers=CLOSE)
+            error = ApiError(408, "The body arrived too slowly for GATEWAY_TIMEOUT.", code="timeout", headers=CLOSE)
         elif state.ended_by == "time":
             error = timed_out()
         else:
@@ -225,7 +225,7 @@ class Admission:
             message = "Pages of other sites must send a key of API_KEYS as 'Authorization: Bearer KEY'."
             raise ApiError(403, message, code="origin_not_allowed")
 
-    async def _read_body(self, receive: Receive) -> bytes | None:
+    async def _read_body(self, state: RequestState, receive: Receive) -> bytes | None:
         """Return the body, or None if the client leaves before its end."""
         parts: list[bytes] = []
         size = 0
@@ -235,6 +235,7 @@ class Admission:
                 return None
             parts.append(message["body"])
             size += len(message["body"])
+            state.body_grew(len(message["body"]))
             if size > self._limits.body:
                 raise self._too_large()
             if not message["more_body"]:

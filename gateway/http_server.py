@@ -29,7 +29,7 @@ GRACE_S = 60
 BACKLOG = 4096  # connections that wait to be accepted; the kernel's limit may be lower
 # Seconds for a request's head, or for the rest of a body that the gateway does not read.
 HEAD_S = 20
-# Bytes of a request besides its body: its head, the framing of chunks, trailers. uvicorn does not limit them.
+# Bytes of a request besides its body: its head, the framing of one chunk, trailers. uvicorn does not limit them.
 MAX_HEAD = 65_536
 # Java's HTTP client offers HTTP/2 in its requests, and the parser takes the body after such an offer for HTTP/2. The
 # gateway upgrades to nothing. JSON cannot contain this text.
@@ -141,6 +141,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self.loop.call_later(FAREWELL_S, super().shutdown)
         else:
             super().shutdown()
+
+    def on_chunk_header(self) -> None:
+        self._head_size = 0  # the framing of thousands of small chunks is no large head
 
     def on_body(self, body: bytes) -> None:
         self._head_size -= len(body)

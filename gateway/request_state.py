@@ -14,6 +14,8 @@ from gateway.routes import OTHER
 
 # A route that streams reports by itself that a piece is late. This ends a stream whose client does not read.
 STREAM_GRACE_S = 5
+# Bytes per second: a body that arrives at least this fast has the time that it takes.
+MIN_RATE = 16_384
 
 
 class RequestState:
@@ -56,6 +58,10 @@ class RequestState:
         elif not message.get("more_body"):
             self.is_complete = True
         await self._send(message)
+
+    def body_grew(self, size: int) -> None:
+        """Extend the time for the body by that of this many bytes at MIN_RATE."""
+        self._deadline += size / MIN_RATE
 
     def body_is_read(self) -> None:
         """Begin the time for the answer."""

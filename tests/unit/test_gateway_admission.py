@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import unquote
 
 import pytest
@@ -20,8 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import app, http_server
+from gateway import app, http_server, request_state
 from gateway.config import Config, Limits
+from gateway.request_state import RequestState
 from tests.support.gateway import RunningGateway, gateway_before, running_gateway
 from tests.support.triton_stand_in import Model, TritonStandIn, embedding
 from triton_transformers.tensors import Tensor
@@ -398,6 +400,19 @@ def test_chunked_body_is_accepted(gateway: RunningGateway) -> None:
     assert reply.status == 200
 
 
+def test_framing_of_many_small_chunks_is_no_large_head(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MAX_HEAD", 1000)
+    body = json.dumps(BODY).encode().ljust(LIMITS.body)
+    chunks = b"".join([b"1\r\n%c\r\n" % byte for byte in body]) + b"0\r\n\r\n"
+    with connect(gateway) as connection:
+        connection.sendall(head(transfer_encoding="chunked"))
+        for start in range(0, len(chunks), 600):
+            connection.sendall(chunks[start : start + 600])
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
 def test_client_that_waits_for_continue_gets_it(gateway: RunningGateway) -> None:
     body = json.dumps(BODY).encode()
     with connect(gateway) as connection:
@@ -414,6 +429,20 @@ def test_client_that_waits_for_continue_gets_it(gateway: RunningGateway) -> None
 def test_slow_body_gets_408(hasty: RunningGateway) -> None:
     assert raw(hasty, head(content_length=100) + b"{").startswith(b"HTTP/1.1 408 ")
     hasty.wait_until(lambda: metric(hasty, "gateway_in_flight") == 0)
+
+
+@pytest.mark.parametrize(("size", "ended_by"), [(0, "time"), (60 * request_state.MIN_RATE, "")])
+def test_body_that_grows_has_more_time(size: int, ended_by: str) -> None:
+    async def read() -> str:
+        state = RequestState(b"", AsyncMock(), 0)
+        state.body_grew(size)
+        with contextlib.suppress(asyncio.CancelledError):
+            for _ in range(5):
+                await asyncio.sleep(0)
+        state.end()
+        return state.ended_by
+
+    assert asyncio.run(read()) == ended_by
 
 
 def test_slow_answer_gets_504_and_is_cancelled(hasty: RunningGateway, triton: TritonStandIn, held: Model) -> None:
