@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -46,8 +47,14 @@ class InferenceResponse(served.InferenceResponse):
 
 
 class Logger:
+    errors: ClassVar[list[str]] = []
+
     @staticmethod
     def log_info(message: str) -> None: ...
+
+    @classmethod
+    def log_error(cls, message: str) -> None:
+        cls.errors.append(message)
 
     @staticmethod
     def log_warn(message: str) -> None:

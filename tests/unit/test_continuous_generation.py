@@ -7,6 +7,7 @@ import gc
 import importlib
 import json
 import queue
+import re
 import threading
 import time
 import weakref
@@ -255,20 +256,23 @@ def test_cancelled_text_leaves_within_a_step(served, monkeypatch):
     assert not model.rows
 
 
-def test_text_that_cannot_be_decoded_fails_alone(served, monkeypatch):
+def test_text_that_cannot_be_decoded_fails_alone(served, pb_utils, monkeypatch):
     model = served("llama")
     decode = model.tokenizer.decode
 
     def fail_for_one(tokens: list[int], skip_special_tokens: bool = True) -> str:
         if not skip_special_tokens:
-            raise ValueError("no such token")
+            raise ValueError(f"no such token as {tokens}, which only the client may know")
         return decode(tokens, skip_special_tokens)
 
     expected = text(model, "I am going")
     monkeypatch.setattr(model.tokenizer, "decode", fail_for_one)
     failing, other = send(model, "It", skip_special_tokens=False), send(model, "I am going")
     assert failing.sender.finished.wait(60) and other.sender.finished.wait(60)
-    assert failing.sender.responses[0].error == ("INTERNAL", "ValueError: no such token")
+    code, message = failing.sender.responses[0].error
+    assert code == "INTERNAL" and message.startswith("ValueError: no such token")
+    # The log has the kind and the place of the error, without texts.
+    assert re.fullmatch(rf"a request failed: ValueError in {re.escape(__file__)}, line \d+", pb_utils.Logger.errors[-1])
     assert other.sender.responses[0].outputs["text"][0].decode() == expected
 
 

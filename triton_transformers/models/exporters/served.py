@@ -127,7 +127,7 @@ def python_backend() -> Iterator[None]:
         TritonError=TritonError,
         MetricFamily=MetricFamily,
         ModelConfig=object,
-        Logger=SimpleNamespace(log_info=lambda _: None, log_warn=lambda _: None),
+        Logger=SimpleNamespace(**dict.fromkeys(("log_info", "log_warn", "log_error"), lambda _: None)),
         get_input_tensor_by_name=input_tensor,
         triton_string_to_numpy=numpy_type,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -132,13 +133,17 @@ def tensors_response(tensors: Mapping[str, Array], names: Iterable[str]) -> pb_u
 
 
 def status_and_message(error: Exception) -> tuple[int, str]:
-    """Return the HTTP status of an error, and the message for the client."""
+    """Return the HTTP status of an error, and the message for the client. Log an unexpected error."""
     status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
     message = f"{type(error).__name__}: {error}" if status == 500 else str(error)
     if type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
         status, message = STATUSES[BadRequest], f"the model refused the values of the inputs: {error}"
     if isinstance(error, RecursionError):  # at JSON that could just be read
         status, message = STATUSES[BadRequest], "the request is nested too deeply"
+    if status == 500:
+        # Not the message, which may hold texts of clients.
+        places = [f" in {frame.filename}, line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+        pb_utils.Logger.log_error(f"a request failed: {type(error).__name__}{''.join(places[-1:])}")
     # JSON can escape half a character, which Triton does not take.
     return status, message.encode(errors="backslashreplace").decode()
 
@@ -151,7 +156,7 @@ def with_status(error: Exception) -> str:
 
 def error_response(error: Exception, shows_status: bool = False) -> pb_utils.InferenceResponse:
     status, message = status_and_message(error)
-    return coded_response(status, with_status(error) if shows_status else message)
+    return coded_response(status, f"[{status}] {message}" if shows_status else message)
 
 
 def coded_response(status: int, message: str) -> pb_utils.InferenceResponse:
