@@ -134,6 +134,7 @@ BAD = {
     "sound of 1 Hz": ("audio", with_number(wav(0, 16_000), 24, 1), "it has 1 channels of 1 Hz"),
     "cut FLAC": ("audio", sound(kind="FLAC")[:-2000], "it is not a whole file of the kinds"),
     "cut Ogg": ("audio", sound(kind="OGG")[:-500], "it is cut off"),
+    "Ogg without its last page": ("audio", sound(kind="OGG").rpartition(b"OggS")[0], "it is cut off"),
     "long sound in small blocks": ("audio", webm(6), "it is too long, too many for max_seconds=5"),
     "sound without samples": ("audio", sound(seconds=0), "it has no sound"),
     "sound that is not finite": ("audio", wav(0, 16_000).replace(wav(0, 16_000)[-8:-4], b"\0\0\xc0\x7f"), "finite"),

@@ -24,7 +24,8 @@ DECODE_SECONDS = 20  # of CPU time
 MEMORY_BYTES = 3 << 30
 CHANNELS, RATES = 8, range(1000, 384_001)
 BLOCK_FRAMES = 1 << 20
-UNKNOWN_FRAMES = 1 << 60  # libsndfile returns more for an Ogg without its last page
+# A page of an Ogg: the byte of its flags, the flag of the last page, and the byte that counts its segments.
+OGG, FLAGS, LAST_PAGE, SEGMENTS = b"OggS", 5, 4, 26
 # The bytes at a place in a file -> the only demuxer that may open it. FFmpeg's own choice may be a playlist, which
 # names other files and addresses.
 CONTAINERS = (
@@ -32,7 +33,7 @@ CONTAINERS = (
     (0, b"\x1aE\xdf\xa3", "matroska"),
     (8, b"AVI ", "avi"),
     (0, b"GIF8", "gif"),
-    (0, b"OggS", "ogg"),
+    (0, OGG, "ogg"),
     (0, b"\xff\xf1", "aac"),
 )
 
@@ -52,16 +53,24 @@ def sound(data: bytes, limits: dict[str, Any]) -> Array:
     """Return the samples of all channels' mean, at the rate of the model."""
     import soundfile
 
+    if data.startswith(OGG) and not is_whole_ogg(data):  # libsndfile reads it as far as it goes
+        raise BadRequest("it is cut off")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             check_sound(file.channels, file.samplerate)
-            if file.frames > UNKNOWN_FRAMES:
-                raise BadRequest("it is cut off")
             check(file.frames / file.samplerate, limits, "max_seconds", f"it has {file.frames / file.samplerate:.0f} s")
             blocks = file.blocks(BLOCK_FRAMES, dtype="float32", always_2d=True)
             return resampled(blocks, file.samplerate, limits, file.frames)
     except soundfile.LibsndfileError:
         return sound_of_container(data, limits)
+
+
+def is_whole_ogg(data: bytes) -> bool:
+    page = data[data.rindex(OGG) :]
+    if len(page) <= SEGMENTS or not page[FLAGS] & LAST_PAGE:
+        return False
+    sizes = page[SEGMENTS + 1 :][: page[SEGMENTS]]
+    return len(page) >= SEGMENTS + 1 + len(sizes) + sum(sizes)
 
 
 def resampled(blocks: Iterator[Array], rate: int, limits: dict[str, Any], frames: int = 0) -> Array:
