@@ -142,7 +142,29 @@ def any_to_any() -> Any:
     return AnyToAny
 
 
-OWN = {"any-to-any": any_to_any, "text-to-audio": text_to_audio, "video-classification": video_classification}
+def image_text_to_text() -> Any:
+    from transformers.utils.chat_template_utils import Chat
+
+    base: Any = transformers.ImageTextToTextPipeline
+
+    class ImageText(base):
+        """Takes a text or a chat without images beside it, which transformers' own takes as keywords only."""
+
+        def preprocess(self, inputs: Any = None, **parameters: Any) -> Any:
+            if isinstance(inputs, dict) and "images" not in inputs:
+                text = inputs["text"]
+                inputs = text if isinstance(text, str) else Chat(text)
+            return super().preprocess(inputs, **parameters)
+
+    return ImageText
+
+
+OWN = {
+    "any-to-any": any_to_any,
+    "image-text-to-text": image_text_to_text,
+    "text-to-audio": text_to_audio,
+    "video-classification": video_classification,
+}
 
 
 def sampling_rate(pipe: Any) -> int:
