@@ -29,7 +29,7 @@ from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
 from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator
-from triton_transformers.models.exporters.pipeline import wav
+from triton_transformers.example_media import wav
 from triton_transformers.settings import Settings
 from triton_transformers.tensors import Tensor
 
@@ -270,7 +270,7 @@ DRAWN = [
     ),
     (
         "text-to-audio",
-        {"audio": base64.b64encode(wav(0, 8000)).decode(), "sampling_rate": 8000},
+        {"audio": base64.b64encode(wav(0, 1, 8000)).decode(), "sampling_rate": 8000},
         ["ms"],
         "box => box.querySelector('audio').error",
         None,

@@ -20,7 +20,8 @@ from shared.media import MediaDecoder
 from shared.types import BadRequest
 from shared.worker_process import WorkerEnded, WorkerProcess
 from tests.support.python_backend import parameters
-from triton_transformers.models.exporters.pipeline import picture, png, video, wav
+from triton_transformers import example_media
+from triton_transformers.example_media import photograph, wav
 
 LIMITS = {"max_bytes": 2_000_000, "max_pixels": 30_000, "max_video_pixels": 60_000, "max_seconds": 5}
 
@@ -45,6 +46,24 @@ def sound(rate: int = 16_000, seconds: float = 1, channels: int = 1, kind: str =
     return file.getvalue()
 
 
+def png(number: int = 0) -> bytes:
+    return example_media.png(number, 64, 48)
+
+
+def mp4(number: int, width: int = 64, height: int = 48, frames: int = 10) -> bytes:
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=8)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for step in range(frames):
+            shown = av.VideoFrame.from_ndarray(photograph(number + step, width, height), format="rgb24")
+            for packet in stream.encode(shown):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return file.getvalue()
+
+
 def webm(seconds: int = 1) -> bytes:
     """Return a sound as browsers record it."""
     file = io.BytesIO()
@@ -66,11 +85,11 @@ def bomb(side: int) -> bytes:
 
 def test_image_is_decoded_upright(decoder):
     file = io.BytesIO()
-    image = Image.fromarray(picture(0))
+    image = Image.fromarray(photograph(0, 64, 48))
     exif = image.getexif()
     exif[0x0112] = 6  # turned by 90 degrees
     image.save(file, "PNG", exif=exif)
-    assert np.array_equal(decode(decoder, "image", file.getvalue()), np.rot90(picture(0), -1))
+    assert np.array_equal(decode(decoder, "image", file.getvalue()), np.rot90(photograph(0, 64, 48), -1))
 
 
 @pytest.mark.parametrize(("rate", "channels", "kind"), [(16_000, 1, "WAV"), (44_100, 2, "FLAC"), (8000, 2, "OGG")])
@@ -85,10 +104,17 @@ def test_sound_of_a_container_is_read(decoder):
     assert 15_000 < len(decode(decoder, "audio", webm())) < 18_000
 
 
-def test_video_has_its_first_frames(decoder):
-    frames = decode(decoder, "video", video(0, 8))
+@pytest.mark.parametrize("video", [mp4(0), example_media.video(0, 64, 48, 10)], ids=["MP4", "AVI"])
+def test_video_has_its_first_frames(decoder, video):
+    frames = decode(decoder, "video", video)
     assert frames.shape == (4, 48, 64, 3)
     assert frames[0].std() > 10
+
+
+def not_finite() -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.array([0, np.nan], np.float32), 16_000, format="WAV", subtype="FLOAT")
+    return file.getvalue()
 
 
 def with_number(data: bytes, place: int, number: int, order: str = "<I") -> bytes:
@@ -101,20 +127,20 @@ def compressed(chunk: bytes) -> bytes:
     """Return a PNG with a chunk that is 50 MB when decompressed."""
     content = chunk + b"a\0\0" + zlib.compress(bytes(50_000_000), 9)
     checked = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
-    return png(0)[:33] + checked + png(0)[33:]
+    return png()[:33] + checked + png()[33:]
 
 
 def gif(frames: int) -> bytes:
     file = io.BytesIO()
-    first, *others = (Image.fromarray(picture(number % 4)).resize((64, 48)) for number in range(frames))
+    first, *others = (Image.fromarray(photograph(number, 64, 48)) for number in range(frames))
     first.save(file, "GIF", save_all=True, append_images=others)
     return file.getvalue()
 
 
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n"
-MP4 = video(0, 8)
+MP4 = mp4(0)
 BAD = {
-    "cut image": ("image", png(0)[:200], "it is not a whole JPEG, PNG or WebP file"),
+    "cut image": ("image", png()[:200], "it is not a whole JPEG, PNG or WebP file"),
     "image of 20,000 px": ("image", bomb(20_000), "it has 20000 x 20000 pixels, too many for max_pixels=30000"),
     "PNG with a text of 50 MB": ("image", compressed(b"zTXt"), "it is not a whole JPEG, PNG or WebP file"),
     "PNG with a profile of 50 MB": ("image", compressed(b"iCCP"), "it is not a whole JPEG, PNG or WebP file"),
@@ -123,27 +149,27 @@ BAD = {
     "MP4 with a large index": ("video", with_number(MP4, MP4.find(b"stsz") + 12, 2**31 - 1, ">I"), "it is damaged, or"),
     "MP4 header before a playlist": ("video", MP4[:32] + PLAYLIST, "it is damaged, or no video of a known kind"),
     "archive": ("image", b"PK\x03\x04" + bytes(1000), "it is not a whole JPEG, PNG or WebP file"),
-    "sound after an image": ("audio", png(0) + sound(), "it is not a whole file of the kinds WAV, FLAC"),
+    "sound after an image": ("audio", png() + sound(), "it is not a whole file of the kinds WAV, FLAC"),
     "sound as an image": ("image", sound(), "it is not a whole JPEG, PNG or WebP file"),
     "path": ("image", b"/etc/passwd", "it is not a whole JPEG, PNG or WebP file"),
     "nothing": ("audio", b"", "it is not a whole file of the kinds WAV, FLAC"),
-    "image as a sound": ("audio", png(0), "it is not a whole file of the kinds WAV, FLAC"),
+    "image as a sound": ("audio", png(), "it is not a whole file of the kinds WAV, FLAC"),
     "long sound": ("audio", sound(seconds=6), "it has 6 s, too many for max_seconds=5"),
     "sound of 2 hours in a small file": ("audio", sound(8000, 7200, kind="FLAC")[:1_900_000], "too many for max_sec"),
     "sound of many channels": ("audio", sound(channels=12), "it has 12 channels of 16000 Hz"),
-    "sound of 1 Hz": ("audio", with_number(wav(0, 16_000), 24, 1), "it has 1 channels of 1 Hz"),
+    "sound of 1 Hz": ("audio", with_number(wav(0, 0.9), 24, 1), "it has 1 channels of 1 Hz"),
     "cut FLAC": ("audio", sound(kind="FLAC")[:-2000], "it is not a whole file of the kinds"),
     "cut Ogg": ("audio", sound(kind="OGG")[:-500], "it is cut off"),
     "Ogg without its last page": ("audio", sound(kind="OGG").rpartition(b"OggS")[0], "it is cut off"),
     "long sound in small blocks": ("audio", webm(6), "it is too long, too many for max_seconds=5"),
     "sound without samples": ("audio", sound(seconds=0), "it has no sound"),
-    "sound that is not finite": ("audio", wav(0, 16_000).replace(wav(0, 16_000)[-8:-4], b"\0\0\xc0\x7f"), "finite"),
+    "sound that is not finite": ("audio", not_finite(), "finite"),
     "large file": ("audio", bytes(2_000_001), "it has 2000001 bytes, too many for max_bytes=2000000"),
     "playlist": ("video", PLAYLIST, "it is not a whole file of the kinds MP4"),
     "playlist in a sound": ("audio", PLAYLIST, "it is not a whole file of the kinds WAV"),
-    "cut video": ("video", video(0, 8)[:300], "it is damaged, or no video of a known kind"),
-    "short video": ("video", video(0, 0), "it has 2 frames, and the model reads 4"),
-    "video of large frames": ("video", video(3, 8), "too many for max_video_pixels=60000"),
+    "cut video": ("video", mp4(0)[:300], "it is damaged, or no video of a known kind"),
+    "short video": ("video", mp4(0, frames=2), "it has 2 frames, and the model reads 4"),
+    "video of large frames": ("video", mp4(0, 200, 120), "too many for max_video_pixels=60000"),
     "video without pictures": ("video", webm(), "it has no video"),
 }
 
@@ -159,9 +185,9 @@ def test_bad_file_is_refused_with_the_reason(decoder, name):
 
 
 LYING = {
-    "WAV that promises 4 GB": ("audio", with_number(wav(0, 16_000), 4, 2**32 - 1), (14_400,)),
+    "WAV that promises 4 GB": ("audio", with_number(wav(0, 0.9), 4, 2**32 - 1), (14_400,)),
     "GIF of many frames": ("video", gif(500), (4, 48, 64, 3)),
-    "sound behind an image": ("image", png(0) + sound(), (48, 64, 3)),
+    "sound behind an image": ("image", png() + sound(), (48, 64, 3)),
 }
 
 
@@ -182,11 +208,11 @@ def test_worker_that_hangs_ends():
 def test_worker_that_ends_costs_only_its_file():
     decoder = MediaDecoder(parameters())
     decoder.pool._max_workers = 1
-    assert decode(decoder, "image", png(0)).shape == (48, 64, 3)
+    assert decode(decoder, "image", png()).shape == (48, 64, 3)
     process = decoder.pool.submit(lambda: decoder.local.worker.process.process).result()
     os.kill(process.pid, signal.SIGSEGV)
     process.wait(60)
     with pytest.raises(BadRequest, match="row 0: it takes too much memory to decode"):
-        decode(decoder, "image", png(0))
-    assert decode(decoder, "image", png(0)).shape == (48, 64, 3)
+        decode(decoder, "image", png())
+    assert decode(decoder, "image", png()).shape == (48, 64, 3)
     decoder.close()

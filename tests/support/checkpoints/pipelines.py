@@ -163,6 +163,11 @@ def generates() -> Any:
     return decoder(ends=True)
 
 
+def captions() -> Any:
+    """Return a processor without a chat template."""
+    return transformers.BlipProcessor(transformers.BlipImageProcessor(size=SQUARE), wordpiece())
+
+
 def chats() -> Any:
     tokenizer = decoder()
     tokenizer.add_tokens(["Yes", "No"])
@@ -182,6 +187,13 @@ TOWERS = {
     "vision_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
                       "image_size": SIDE, "patch_size": 8},
     "projection_dim": 16,
+}  # fmt: skip
+SEEING = {
+    "text_config": TOWERS["text_config"] | {
+        "vocab_size": 700, "max_position_embeddings": 200, "encoder_hidden_size": 32,
+        "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3, "pad_token_id": 0,
+    },
+    "vision_config": TOWERS["vision_config"], "projection_dim": 16,
 }  # fmt: skip
 CLAP = {
     "text_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -242,6 +254,7 @@ SMALL_PIPELINES = (
                                            "mlp_dim": 32, "iou_head_hidden_dim": 16}},
                   (image_processor("SamImageProcessor", size={"longest_edge": 64}, pad_size={"height": 64, "width": 64},
                                    mask_size={"longest_edge": 16}, mask_pad_size={"height": 16, "width": 16}),)),
+    SmallPipeline("image-text-to-text", "BlipForConditionalGeneration", SEEING, (captions,)),
     SmallPipeline("keypoint-matching", "LightGlueForKeypointMatching",
                   {"keypoint_detector_config": {"model_type": "superpoint", "encoder_hidden_sizes": [8, 8, 16, 16],
                                                 "decoder_hidden_size": 16, "keypoint_decoder_dim": 65,

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.catalogue import Job, Outcome
@@ -19,7 +14,8 @@ from triton_transformers.models.exporters.config_writer import batched, tensor, 
 from triton_transformers.models.exporters.generation import other_files
 from triton_transformers.models.exporters.parity import TOLERANCES
 from triton_transformers.models.exporters.served import served_system
-from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE_TASKS, TEXTS
+from triton_transformers.models.pipeline_examples import TRAITS, Traits
+from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE_TASKS
 from triton_transformers.models.silence import quiet
 from triton_transformers.models.tasks import architectures_of, read_config
 from triton_transformers.models.unsupported import check_weights
@@ -27,16 +23,9 @@ from triton_transformers.settings import UserError
 
 MAX_BATCH = 16
 VOCODER = "vocoder"  # also in shared/pipeline_classes.py
-SECONDS = (0.9, 1.7, 1.3, 2.4)
-SIZES = ((48, 64), (90, 40), (64, 64), (120, 200))
-GENERATED_TOKENS = 8
+EXAMPLES = 4
 # The names of English and French in the tokenizers of NLLB, mBART, M2M100 and SeamlessM4T.
 LANGUAGES = (("eng_Latn", "fra_Latn"), ("en_XX", "fr_XX"), ("en", "fr"), ("eng", "fra"))
-# Parameters with which few examples take little time, or have answers.
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "mask-generation": {"points_per_crop": 8},
-    "object-detection": {"threshold": 0.05},
-}
 
 
 def assemble(job: Job) -> Outcome:
@@ -49,12 +38,13 @@ def assemble(job: Job) -> Outcome:
     if (vocoder := job.weights / VOCODER).is_dir():
         shutil.copytree(vocoder, version / VOCODER, ignore=shutil.ignore_patterns("*.bin"))
     with quiet():
-        write(job, MAX_BATCH)
-        reason, languages = changed_answers(job)
-    if reason:
-        write(job, 1)
+        write(job, MAX_BATCH, Traits(job.task))
+        reason, traits, dtype = changed_answers(job)
+    batch_size = 1 if reason else MAX_BATCH
+    write(job, batch_size, traits)
     together = f"rows run alone, because {reason}" if reason else f"up to {MAX_BATCH} rows share a batch"
-    return Outcome(together, {"batch_size": 1 if reason else MAX_BATCH} | ({NEEDS: languages} if languages else {}))
+    needed = {NEEDS: traits.parameters} if traits.parameters else {}
+    return Outcome(together, {"batch_size": batch_size, "dtype": dtype} | needed)
 
 
 def check_network(job: Job) -> None:
@@ -90,7 +80,7 @@ def check_network(job: Job) -> None:
         )
 
 
-def write(job: Job, batch_size: int) -> None:
+def write(job: Job, batch_size: int, traits: Traits) -> None:
     task = PIPELINE_TASKS[job.task]
     names = ["inputs", *task.fields, "parameters"]
     inputs = [tensor(name, "STRING", [1], optional=True) for name in names]
@@ -100,6 +90,7 @@ def write(job: Job, batch_size: int) -> None:
         "fields": ",".join(f"{name}={kind}" for name, kind in task.fields.items()),
         "required_parameters": ",".join(task.required),
         "field_parameters": ",".join(task.field_parameters),
+        TRAITS: traits.as_parameter(),
     }
     if job.trust_remote_code:
         parameters["trust_remote_code"] = 1
@@ -112,8 +103,8 @@ def write(job: Job, batch_size: int) -> None:
     )
 
 
-def changed_answers(job: Job) -> tuple[str, dict[str, Any]]:
-    """Return why rows must run alone, or "", and the parameters that each request to this model needs.
+def changed_answers(job: Job) -> tuple[str, Traits, str]:
+    """Return why rows must run alone, or "", the traits of the model, and the type that it computes in.
 
     Raise UserError if the pipeline does not answer at all.
     """
@@ -122,9 +113,10 @@ def changed_answers(job: Job) -> tuple[str, dict[str, Any]]:
         from shared.pipeline_backend import run
         from shared.pipeline_outputs import plain
 
-        examples = list(examples_of(job.task, backend.pipe))
-        languages = example_languages(backend.pipe)
-        sent = json.dumps(example_parameters(job.task) | languages).encode()
+        traits = traits_of(job.task, backend.pipe)
+        dtype = str(backend.pipe.model.dtype).removeprefix("torch.")
+        examples = [example.fields for example in traits.rows(EXAMPLES, MIXED.texts[::3])]
+        sent = json.dumps(traits.quick).encode()
         tensors = {name: [example[name] for example in examples] for name in examples[0]}
         try:
             rows = backend.inputs.rows(tensors | {"parameters": [sent] * len(examples)})
@@ -135,9 +127,8 @@ def changed_answers(job: Job) -> tuple[str, dict[str, Any]]:
         try:
             together = [plain(answer) for answer in run(backend.pipe, [row.value for row in rows], parameters)]
         except Exception as error:  # pipelines raise anything for what they cannot batch
-            return f"the pipeline cannot batch them ({type(error).__name__})", languages
-        tolerance = TOLERANCES[str(backend.pipe.model.dtype).removeprefix("torch.")]
-        return "" if is_same(alone, together, tolerance) else "a batch changes the answers", languages
+            return f"the pipeline cannot batch them ({type(error).__name__})", traits, dtype
+        return "" if is_same(alone, together, TOLERANCES[dtype]) else "a batch changes the answers", traits, dtype
 
 
 def is_same(one: Any, other: Any, tolerance: float) -> bool:
@@ -151,12 +142,15 @@ def is_same(one: Any, other: Any, tolerance: float) -> bool:
     return bool(one == other)
 
 
-def example_parameters(task: str) -> dict[str, Any]:
-    generates = ("any-to-any", "image-text-to-text", "text-generation")
-    own: dict[str, Any] = {"max_new_tokens": GENERATED_TOKENS} if task in generates else {}
-    if task in TEXTS:
-        own = {"generate_kwargs": {"max_new_tokens": GENERATED_TOKENS}}
-    return PIPELINE_TASKS[task].required | own | EXAMPLES.get(task, {})
+def traits_of(task: str, pipe: Any) -> Traits:
+    """Return what the examples of an open pipeline depend on."""
+    return Traits(
+        task,
+        frames=pipe.model.config.num_frames if task == "video-classification" else 0,
+        mask_token=pipe.tokenizer.mask_token if task == "fill-mask" else "",
+        chats=bool(getattr(pipe.processor or pipe.tokenizer, "chat_template", None)),
+        parameters=example_languages(pipe),
+    )
 
 
 def example_languages(pipe: Any) -> dict[str, str]:
@@ -170,89 +164,3 @@ def example_languages(pipe: Any) -> dict[str, str]:
             if pipe.tokenizer.unk_token_id not in (made["forced_bos_token_id"], *made["input_ids"].flatten().tolist()):
                 return chosen
     return {}
-
-
-# --- made examples ----------------------------------------------------------------------------------------------------
-
-
-def examples_of(task: str, pipe: Any) -> Iterator[dict[str, bytes]]:
-    """Yield rows of different sizes, each with the task's own fields."""
-    for number in range(len(SIZES)):
-        yield {
-            name: value.encode() if isinstance(value, str) else value
-            for name, kind in PIPELINE_TASKS[task].fields.items()
-            if (value := example(task, name, kind, number, pipe)) is not None
-        }
-
-
-def example(task: str, name: str, kind: str, number: int, pipe: Any) -> bytes | str | None:
-    text = MIXED.texts[number * 3]
-    words = [[word, [10 * i % 900, 20, 10 * i % 900 + 40, 40]] for i, word in enumerate(text.split())]
-    if kind == "image":
-        return png(number)
-    if kind == "audio":
-        from shared.pipeline_classes import sampling_rate
-
-        return None if task == "any-to-any" else wav(number, sampling_rate(pipe))
-    if kind == "video":
-        return video(number, pipe.model.config.num_frames)
-    if kind == "images":
-        images = [base64.b64encode(png(n)).decode() for n in (number, number + 1)]
-        return json.dumps(images) if task == "keypoint-matching" else None
-    rows = 1 + number % 3
-    if kind == "json":
-        values: dict[str, Any] = {
-            "table": {
-                "name": ["Ada", "Grace", "Edsger"][:rows],
-                "age": ["36", "85", "72"][:rows],
-            },
-            "word_boxes": words,
-            "state": text,
-            "questions": {"refund": {"type": "noul", "instructions": "Is a refund requested?"}},
-        }
-        return json.dumps(values[name])
-    if task == "fill-mask":
-        return f"{text} {pipe.tokenizer.mask_token}"
-    return text
-
-
-def picture(number: int) -> np.ndarray:
-    random = np.random.default_rng(number)
-    height, width = SIZES[number % len(SIZES)]
-    blocks = random.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8)
-    return blocks.repeat(8, axis=0).repeat(8, axis=1)[:height, :width]
-
-
-def png(number: int) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(picture(number)).save(file, "PNG")
-    return file.getvalue()
-
-
-def wav(number: int, rate: int) -> bytes:
-    import soundfile
-
-    times = np.arange(int(SECONDS[number % len(SECONDS)] * rate)) / rate
-    samples = 0.3 * np.sin(2 * np.pi * (200 + 90 * number) * times) + 0.1 * np.sin(2 * np.pi * 1234 * times)
-    file = io.BytesIO()
-    soundfile.write(file, samples.astype(np.float32), rate, format="WAV", subtype="FLOAT")
-    return file.getvalue()
-
-
-def video(number: int, frames: int) -> bytes:
-    import av
-
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        height, width = (side // 2 * 2 for side in SIZES[number % len(SIZES)])
-        stream = container.add_stream("mpeg4", rate=8)
-        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-        for step in range(frames + 2):
-            shown = np.roll(picture(number)[:height, :width], 3 * step, axis=1)
-            for packet in stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(shown), format="rgb24")):
-                container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
-    return file.getvalue()
