@@ -5,6 +5,8 @@ A model that is ready may still answer wrongly, and a wrong batch answers as fas
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,9 @@ from typing import Any
 from rich.markup import escape
 
 from triton_transformers.cli import out, run
+from triton_transformers.models.pipeline_answers import ANSWERS, defect, leaves
+from triton_transformers.models.pipeline_examples import Traits
+from triton_transformers.models.pipeline_tasks import PIPELINE, PIPELINE_TASKS
 from triton_transformers.models.record import Record, find_record
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import Triton, TritonError, engines
@@ -26,6 +31,7 @@ NEW_TOKENS = 4
 CLIENTS = 16
 REPEATS = 4  # of each example, so that there is something to batch
 TIMEOUT_S = 120
+FILES = ("image", "audio", "video")  # the kinds of fields that are one file
 # The kernels that bf16 takes for one row and for many round differently: measured on MiniLM, 3e-3. The server refuses
 # bf16 for a model whose answers differ from fp32 by more than this.
 BF16_TOLERANCE = 3e-2
@@ -107,6 +113,8 @@ def attempt(triton: Triton, name: str, limits: Limits, running: dict[str, str] |
 
 def examples(config: dict[str, Any], composing: dict[str, dict[str, Any]]) -> list[list[Tensor]]:
     """Return the inputs of each example: the required inputs, or the first one if all are optional."""
+    if config.get("backend") == PIPELINE:
+        return pipeline_examples(Traits.from_config(config))
     inputs = config["input"]
     required = [tensor for tensor in inputs if not tensor.get("optional")] or inputs[:1]
     required += [tensor for tensor in inputs if tensor["name"] == "max_new_tokens"]
@@ -118,6 +126,23 @@ def examples(config: dict[str, Any], composing: dict[str, dict[str, Any]]) -> li
         [example(tensor, SHORT if tensor["name"] == short else f"{mask} {text}".strip(), number) for tensor in required]
         for number, text in enumerate(TEXTS)
     ]
+
+
+def pipeline_examples(traits: Traits) -> list[list[Tensor]]:
+    """Return the inputs of rows with the fields of a pipeline's task. Files in JSON are in base64."""
+    kinds = PIPELINE_TASKS[traits.task].fields
+    # Models that speak draw random numbers, so only a seed makes their answers comparable.
+    seed = {"seed": 0} if traits.task == "text-to-audio" else {}
+    parameters = json.dumps(traits.quick | seed)
+    rows = []
+    for row in traits.rows(len(TEXTS), TEXTS):
+        texts = {
+            name: base64.b64encode(value).decode() if kinds[name] in FILES else value.decode()
+            for name, value in row.fields.items()
+        }
+        texts["parameters"] = parameters
+        rows.append([{"name": n, "shape": [1], "datatype": "BYTES", "data": [text]} for n, text in texts.items()])
+    return rows
 
 
 def mask_token(composing: dict[str, dict[str, Any]]) -> str:
@@ -155,8 +180,22 @@ def send_rows(triton: Triton, name: str, config: dict[str, Any], rows: list[list
     ]
     outputs = triton.infer(name, {"inputs": inputs}, TIMEOUT_S)["outputs"]
     check(outputs)
+    if config.get("backend") == PIPELINE:
+        task = Traits.from_config(config).task
+        return [{"outputs": leaves(pipeline_answer(text, task))} for text in outputs[0]["data"]]
     parts = {output["name"]: split(output, len(rows)) for output in outputs}
     return [{name: part[row] for name, part in parts.items()} for row in range(len(rows))]
+
+
+def pipeline_answer(text: str, task: str) -> Any:
+    """Return the answer of a pipeline. Raise if it is not what its task answers."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        raise SmokeError(f"the answer is not JSON: {text[:30]}") from None
+    if wrong := defect(answer, ANSWERS[task]):
+        raise SmokeError(f"{wrong}, which {task} answers: {text[:100]}")
+    return answer
 
 
 def check(outputs: list[dict[str, Any]]) -> None:
@@ -231,7 +270,7 @@ def difference(expected: list[Any], actual: list[Any], scale: float, limits: Lim
         if isinstance(a, float) and isinstance(b, float | int):
             largest = max(largest, abs(a - b) / scale)
         elif limits.compares_texts and a != b:
-            return f"is '{b}' instead of '{a}'"
+            return f"is {shortened(b)} instead of {shortened(a)}"
     if largest <= limits.tolerance:
         return ""
     return f"differs by {largest:.2g} of its largest value, at most {limits.tolerance:g} is allowed"
@@ -239,10 +278,16 @@ def difference(expected: list[Any], actual: list[Any], scale: float, limits: Lim
 
 def abbreviated(row: list[Tensor]) -> str:
     """Return the last text of an example, which is the one that varies, or the name of its first input."""
-    texts = [tensor["data"][0] for tensor in row if tensor["datatype"] == "BYTES"]
+    hidden = (*FILES, "images", "parameters")
+    texts = [t["data"][0] for t in row if t["datatype"] == "BYTES" and t["name"] not in hidden]
     if not texts:
         return f"input {row[0]['name']}"
-    return f"'{texts[-1]}'" if len(texts[-1]) < 30 else f"'{texts[-1][:27]}...'"
+    return shortened(texts[-1])
+
+
+def shortened(value: Any) -> str:
+    text = str(value)
+    return f"'{text}'" if len(text) < 30 else f"'{text[:27]}...'"
 
 
 if __name__ == "__main__":

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import transformers
 
+from scripts.stack.smoke import Limits, attempt
 from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.generation import send_concurrently
 from tests.support.stacks import TestStack
 from tests.unit.test_media import PLAYLIST, bomb
-from tests.unit.test_pipelines import natural
-from triton_transformers.models.exporters.pipeline import example_parameters, examples_of, is_same, png, wav
+from tests.unit.test_pipelines import examples_of, natural
+from triton_transformers.example_media import png, wav
+from triton_transformers.models.exporters.pipeline import is_same
 from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS, example_command
-from triton_transformers.triton import TritonError
+from triton_transformers.triton import Triton, TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -69,13 +71,12 @@ def ask(stack: TestStack, system: str, fields: dict[str, bytes], parameters: dic
 def test_clients_get_the_answers_of_transformers(served, sources, system, tmp_path):
     task = SYSTEMS[system]
     pipe = transformers.pipeline(task, model=str(sources[system]), device="cpu")
-    options = example_parameters(task)
-    examples = list(examples_of(task, pipe))
+    examples, options = examples_of(pipe, task)
     expected = []
     for number, fields in enumerate(examples):
         folder = tmp_path / str(number)
         folder.mkdir()
-        expected.append(json.loads(json.dumps(pipe(natural(task, fields, folder), **options), default=as_json)))
+        expected.append(json.loads(json.dumps(pipe(natural(pipe, task, fields, folder), **options), default=as_json)))
     sent = send_concurrently(2 * CLIENTS, lambda i: ask(served, system, examples[i % len(examples)], options))
     assert is_same(sent, [expected[i % len(examples)] for i in range(2 * CLIENTS)], 1e-4)
 
@@ -86,20 +87,25 @@ def as_json(value: Any) -> Any:
     return plain(value)
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_smoke_accepts_the_answers(served, system):
+    assert attempt(Triton(served.http), system, Limits()) == ""
+
+
 BAD = [
-    ("segments", {"image": png(0)[:200]}, "it is not a whole JPEG, PNG or WebP file"),
+    ("segments", {"image": png(0, 64, 48)[:200]}, "it is not a whole JPEG, PNG or WebP file"),
     ("segments", {"image": bomb(20_000)}, "it has 20000 x 20000 pixels, too many for max_pixels"),
-    ("segments", {"image": wav(0, 8000)}, "it is not a whole JPEG, PNG or WebP file"),
+    ("segments", {"image": wav(0, 1, 8000)}, "it is not a whole JPEG, PNG or WebP file"),
     ("hears", {"audio": PLAYLIST}, "it is not a whole file of the kinds"),
     ("hears", {"audio": b"/etc/passwd"}, "it is not a whole file of the kinds"),
-    ("watches", {"video": png(0)}, "it is not a whole file of the kinds"),
+    ("watches", {"video": png(0, 64, 48)}, "it is not a whole file of the kinds"),
 ]
 
 
 @pytest.mark.parametrize(("system", "fields", "reason"), BAD)
 def test_bad_file_gets_400_and_its_neighbours_answers(served, system, fields, reason, tmp_path):
     pipe = transformers.pipeline(SYSTEMS[system], model=str(served.folder / "models" / system / "1"), device="cpu")
-    good = next(examples_of(SYSTEMS[system], pipe))
+    good = examples_of(pipe, SYSTEMS[system])[0][0]
     expected = ask(served, system, good, {})
 
     def send(number: int) -> Any:
@@ -117,7 +123,7 @@ def test_bad_file_gets_400_and_its_neighbours_answers(served, system, fields, re
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_printed_command_gets_an_answer(served, system, tmp_path):
     pipe = transformers.pipeline(SYSTEMS[system], model=str(served.folder / "models" / system / "1"), device="cpu")
-    fields = next(examples_of(SYSTEMS[system], pipe))
+    fields = examples_of(pipe, SYSTEMS[system])[0][0]
     for name, kind in (("photo.jpg", "image"), ("speech.wav", "audio"), ("clip.mp4", "video")):
         (tmp_path / name).write_bytes(fields.get(kind, b""))
     command = example_command(served.http, system, SYSTEMS[system])
