@@ -20,13 +20,15 @@ class Sample(NamedTuple):
     """One request: when its response came, how long it took, and what went wrong.
 
     `at` counts seconds from when the window opened; in a finished window, from when the comparison began. In an open
-    loop, `latency_ms` counts from when the request arrived, and a user sent it `late_ms` after that.
+    loop, `latency_ms` counts from when the request arrived, and a user sent it `late_ms` after that. `amount` counts
+    what the request had of its unit, such as seconds of sound.
     """
 
     at: float
     latency_ms: float
     error: str
     late_ms: float = 0.0
+    amount: float = 1.0
 
     @property
     def arrived(self) -> float:

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import report, statistics
-from loadtest.examples import Examples
+from loadtest.examples import ABOUT, Examples
 from loadtest.generating import Reader
 from loadtest.locust_users import Job
 from loadtest.machine import OtherPrograms, host, pin
@@ -31,6 +31,8 @@ from loadtest.windows import Experiment, Plan, Window
 from loadtest.workload import Workload, worker_count
 from triton_transformers.cli import err, out
 from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclusive
+from triton_transformers.models.pipeline_examples import runs_rows_alone
+from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.ports import check_free
 from triton_transformers.prometheus import Prometheus
 from triton_transformers.settings import Settings, UserError
@@ -73,6 +75,10 @@ class Comparison:
         return any(map(generates, self.configs.values()))
 
     @cached_property
+    def is_pipeline(self) -> bool:
+        return any(config.get("backend") == PIPELINE for config in self.configs.values())
+
+    @cached_property
     def plan(self) -> Plan:
         s = self.settings
         return Plan(
@@ -84,6 +90,7 @@ class Comparison:
             spawn_rate=self.workload.spawn_rate,
             generates=self.generates,
             rate=self.workload.rate,
+            may_be_slow=self.is_pipeline,
         )
 
     @cached_property
@@ -199,6 +206,8 @@ class Comparison:
             "engines": {model: ", ".join(sorted(names)) for model, names in sorted(self.engines.items())},
             "model": model,
             "noun": self.examples.noun,
+            "unit": self.examples.unit,
+            "runs_rows_alone": self.is_pipeline and any(map(runs_rows_alone, self.configs.values())),
             "generates": self.generates,
             "modes": {
                 mode: statistics.summary([window for window in windows if window.mode == mode], model)
@@ -254,7 +263,8 @@ class Comparison:
         if self.examples.noun == "texts":
             corpus = self.workload.corpus
             return {"file": corpus.name, "count": len(corpus.texts), "sha256": corpus.sha256}
-        return {"count": len(self.examples.requests), "sha256": self.examples.sha256}
+        about = ABOUT[self.examples.noun]
+        return {"count": len(self.examples.requests), "sha256": self.examples.sha256, "about": about}
 
     def _run(
         self, users: Users, switch: Switch, show: Callable[[str, float], None], log: Callable[[str], None]

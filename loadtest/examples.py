@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -11,30 +10,48 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image as pillow
 from tritonclient.grpc import service_pb2
 
 from loadtest.switching import composing
+from triton_transformers.example_media import jpeg, photograph
 from triton_transformers.kinds import embedding, kind
+from triton_transformers.models.pipeline_examples import Sizes, Traits, questions
+from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.tensors import Tensor
 from triton_transformers.triton import Config, Triton, generates, is_front
 
-# The length of the first of two texts. No tokenizer makes more tokens than bytes, and a model of 128 tokens cuts long
-# contexts into windows only if the question takes less than half of them.
-QUESTION_BYTES = 48
+# The sizes of images and sounds, and how many examples there are of each size.
+SIZES = Sizes(
+    ((96, 96), (160, 120), (240, 320), (320, 240), (480, 360), (512, 512), (640, 480), (1024, 768), (900, 1200)),
+    (1, 2, 3, 4, 6, 8, 10, 14, 20),
+    are_photographs=True,
+)
+FILES_PER_SIZE = 4
+# The largest image for models that take pixels: as FP32 a megapixel is 12 MB on the wire.
+SMALL = 320 * 240
+ABOUT = {
+    "images": "generated ones, from thumbnails to a megapixel",
+    "pairs of images": "generated ones, from thumbnails to a megapixel",
+    "pages": "generated ones, from thumbnails to a megapixel, with the words of the texts",
+    "sounds": f"generated ones, of {SIZES.seconds[0]} to {SIZES.seconds[-1]} seconds",
+    "videos": "generated ones, of the frames that the model reads",
+    "tables": "of one to eight rows",
+}
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The requests, each a list of inputs, and what reports call them: texts or images."""
+    """The requests, each a list of inputs, and what reports call them: texts, images, sounds, ..."""
 
     noun: str
     requests: list[list[Tensor]]
     generates: bool = False  # each request has the model continue a text
     kind: str = "other"  # of the system, which chooses the gateway's route
     outputs: tuple[str, ...] = ()  # to ask for; none: all
+    unit: str = ""  # of what requests have more or less, such as seconds of sound
+    amounts: tuple[float, ...] = ()  # of the unit in each request
+    may_be_slow: bool = False  # a request may take seconds
 
     @property
     def sha256(self) -> str:
@@ -66,27 +83,29 @@ class Examples:
                 f"SYSTEM={config['name']} streams its responses, and a load test needs one response per request: set "
                 f"the system that answers once ({config['name'].removesuffix('_stream')})"
             )
+        if config.get("backend") == PIPELINE:
+            return cls.from_pipeline(Traits.from_config(config), texts, new_tokens)
         batch = [1] if config.get("max_batch_size") else []
         inputs = {tensor["name"]: tensor for tensor in config["input"]}
         if "image_bytes" in inputs:
-            return cls(
-                "images", [[Tensor.from_texts("image_bytes", [file], [*batch, 1])] for file in map(jpeg, images())]
-            )
+            files = [[Tensor.from_texts("image_bytes", [file], [*batch, 1])] for file in map(jpeg, images())]
+            return cls("images", files, unit="images")
         if "image" in inputs and [int(axis) for axis in inputs["image"]["dims"]] == [-1, -1, 3]:
             pixels = ((image.shape, image.astype(np.float32).tobytes()) for image in images(SMALL))
-            return cls("images", [[Tensor("image", "FP32", [*batch, *shape], data)] for shape, data in pixels])
+            files = [[Tensor("image", "FP32", [*batch, *shape], data)] for shape, data in pixels]
+            return cls("images", files, unit="images")
         # A model that accepts `prompt` or `text_input` requires neither: send the first one.
         required = [tensor for tensor in inputs.values() if not tensor.get("optional")] or config["input"][:1]
         unsupported = [tensor["name"] for tensor in required if tensor["data_type"] != "TYPE_STRING"]
         if unsupported or not required:
             names = ", ".join(unsupported or inputs)
             raise UserError(
-                f"SYSTEM={config['name']} takes {names}: load tests send only texts and images. Set another SYSTEM"
+                f"SYSTEM={config['name']} takes {names}: load tests send texts and files only. Set another SYSTEM"
             )
         # Several inputs, such as question and context, get different texts.
         columns = [[*texts[n:], *texts[:n]] for n in range(len(required))]
         if len(columns) > 1:
-            columns[0] = _questions(texts)
+            columns[0] = questions(texts)
         requests = [
             [
                 Tensor.from_texts(tensor["name"], [column[row % len(column)]], [*batch, 1])
@@ -104,41 +123,26 @@ class Examples:
         system_kind = kind(inputs, outputs, int(config.get("max_batch_size", 0)))
         return cls("texts", requests, continues, system_kind, (vector,) if vector else ())
 
-
-def _questions(texts: list[str]) -> list[str]:
-    """Return the short questions among the texts, or else the beginning of each text."""
-    questions = [text for text in texts if text.endswith("?") and len(text.encode()) <= QUESTION_BYTES]
-    return questions or [text.encode()[:QUESTION_BYTES].decode(errors="ignore") for text in texts]
+    @classmethod
+    def from_pipeline(cls, traits: Traits, texts: list[str], new_tokens: int = 1) -> Examples:
+        """Build examples with the fields of a pipeline's task."""
+        rows = traits.rows(len(SIZES.images) * FILES_PER_SIZE if traits.media else len(texts), texts, SIZES)
+        parameters = traits.long(new_tokens)
+        own = {"parameters": json.dumps(parameters).encode()} if parameters else {}
+        requests = [
+            [Tensor.from_texts(name, [value], [1, 1]) for name, value in (row.fields | own).items()] for row in rows
+        ]
+        amounts = tuple(row.amount for row in rows)
+        return cls(traits.noun, requests, unit=traits.unit, amounts=amounts, may_be_slow=True)
 
 
 # --- generated images -------------------------------------------------------------------------------------------------
 
-Image = npt.NDArray[np.uint8]
 
-SIZES = ((96, 96), (160, 120), (240, 320), (320, 240), (480, 360), (512, 512), (640, 480), (1024, 768), (900, 1200))
-IMAGES_PER_SIZE = 4
-# The largest image for models that take pixels: as FP32 a megapixel is 12 MB on the wire.
-SMALL = 320 * 240
-
-
-def images(largest: float = math.inf) -> list[Image]:
+def images(largest: float = math.inf) -> list[Any]:
     """Return the images of at most this number of pixels."""
-    random = np.random.default_rng(1)
-    sizes = [(width, height) for width, height in SIZES if width * height <= largest]
-    return [generated_image(random, width, height) for width, height in sizes for _ in range(IMAGES_PER_SIZE)]
-
-
-def generated_image(random: np.random.Generator, width: int, height: int) -> Image:
-    """Return broad patches of colour under some noise, whose JPEG file is as large as a photograph's."""
-    patches = pillow.fromarray(random.integers(0, 256, (12, 12, 3), np.uint8))
-    smooth = np.asarray(patches.resize((width, height), pillow.Resampling.BICUBIC), np.float32)
-    return np.clip(smooth + random.normal(0, 6, smooth.shape), 0, 255).astype(np.uint8)
-
-
-def jpeg(pixels: Image) -> bytes:
-    file = io.BytesIO()
-    pillow.fromarray(pixels).save(file, "JPEG", quality=85)
-    return file.getvalue()
+    sizes = [(width, height) for width, height in SIZES.images if width * height <= largest]
+    return [photograph(number, *sizes[number // FILES_PER_SIZE]) for number in range(len(sizes) * FILES_PER_SIZE)]
 
 
 # --- requests as they go over the wire; users encode each of them once, before the load begins ------------------------

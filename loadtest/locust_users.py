@@ -30,7 +30,7 @@ from triton_transformers.settings import Settings, UserError
 from triton_transformers.tensors import Tensor
 
 # How long to wait for a response. One at a time, a text waits until those of all other users are generated.
-TIMEOUT_S, GENERATING_TIMEOUT_S = 60.0, 600.0
+TIMEOUT_S, SLOW_TIMEOUT_S = 60.0, 600.0
 NO_TENSOR = "the response has no binary tensor"
 # The gateway's certificate is for clients elsewhere: it may name another host, or be self-signed.
 TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -39,7 +39,8 @@ TLS.check_hostname, TLS.verify_mode = False, ssl.CERT_NONE
 IDLE_S = 60.0
 CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
-LATE_MS = "late_ms"  # in the context of a request: how long after its arrival it was sent
+# In the context of a request: how long after its arrival it was sent, and what it has of its unit.
+LATE_MS, AMOUNT = "late_ms", "amount"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Job:
     kind: str = ""  # of the system, if its requests go through the gateway
     key: str = field(default="", repr=False)  # for the gateway
     outputs: tuple[str, ...] = ()  # to ask Triton for; none: all
+    amounts: tuple[float, ...] = ()  # of each request's unit; none: 1 each
 
     @classmethod
     def from_settings(cls, settings: Settings, workload: Workload, examples: Examples) -> Job:
@@ -68,7 +70,7 @@ class Job:
             url = url.removeprefix("http://")
         elif protocol == "openai":
             check_gateway(settings, examples.kind)
-        timeout_s = GENERATING_TIMEOUT_S if examples.generates else TIMEOUT_S
+        timeout_s = SLOW_TIMEOUT_S if examples.generates or examples.may_be_slow else TIMEOUT_S
         return cls(
             protocol,
             url,
@@ -81,6 +83,7 @@ class Job:
             settings.arrivals,
             *((examples.kind, settings.plain_api_key()) if protocol == "openai" else ("", "")),
             examples.outputs,
+            examples.amounts,
         )
 
 
@@ -139,6 +142,7 @@ class Traffic:
         # JSON from a master has turned each Tensor into a list.
         requests = [[Tensor(*tensor) for tensor in request] for request in job.requests]
         self.requests = [encode(job, request) for request in requests]
+        self.amounts = job.amounts or (1.0,) * len(requests)
 
     def new_random(self) -> random.Random:
         """Return the next user's random stream, which is the same in every run with the same seed."""
@@ -201,7 +205,9 @@ class TritonUser(User):
                 self.report(since, TimeoutError(GIVEN_UP))
             else:
                 choices = self.traffic.choices if self.traffic.job.rate else self.random
-                self.infer(choices.choice(self.traffic.requests), since)
+                number = choices.randrange(len(self.traffic.requests))
+                self.sending[AMOUNT] = self.traffic.amounts[number]
+                self.infer(self.traffic.requests[number], since)
         finally:
             self.traffic.gate.done()
 
@@ -348,6 +354,7 @@ class GrpcTritonUser(TritonUser):
 
     def on_start(self) -> None:
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        options.append(("grpc.max_receive_message_length", -1))  # an estimated depth is megabytes of JSON
         self.channel = grpc.insecure_channel(self.host, options=options)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 

@@ -138,6 +138,10 @@ def explanation(results: Results) -> str:
         if "instances" in modes
         else "",
         "Dynamic batching: the configured instances run requests that wait together.",
+        f"The pipeline of {results['system']} runs the rows of a batch one after the other, because together their "
+        "answers would change (batch_size=1 in its config.pbtxt): a batch saves only the overhead between them."
+        if results["runs_rows_alone"]
+        else "",
     ]
     return " ".join(filter(None, parts))
 
@@ -183,6 +187,7 @@ def rows(results: Results) -> list[list[str]]:
     own_interval = ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in r.get("ci95") or ()) for r in ratios), ""]
     own_ratios = [own_ratio, own_interval] if len(modes) > 2 else []
     requests = row("requests/s", "throughput_rps", ".2f" if results["generates"] else ".1f")
+    units = [row(f"{unit}/s", "units_per_second", ".1f", compare=False)] if (unit := results["unit"]) else []
     latency = [p50, p95, p99]
     if results["settings"]["rate"]:
         requests[0] = "answered, requests/s"
@@ -190,13 +195,13 @@ def rows(results: Results) -> list[list[str]]:
             f"{figures['windows_kept_up']} of {figures['windows_kept_up'] + figures['overloaded_windows']}"
             for figures in modes.values()
         ]
-        first = [p95, *own_ratios, ["windows that kept up", *kept_up, ""], requests]
+        first = [p95, *own_ratios, ["windows that kept up", *kept_up, ""], requests, *units]
         latency = [p50, p99]
         locust.append(row("not sent, all users busy", "given_up", "d", compare=False))
     elif results["generates"]:
         first = [row("tokens/s", "tokens_per_second", ".1f"), requests]
     else:
-        first = [requests, *own_ratios]
+        first = [requests, *own_ratios, *units]
     if results["generates"]:
         return [
             *first,

@@ -101,6 +101,15 @@ def requests_per_second(window: Window) -> float:
     return answered / (window.end - window.start)
 
 
+def units_per_second(window: Window) -> float:
+    """Return the images, seconds of sound or pages that were answered per second; requests of a system without a unit.
+
+    In an open loop that is an estimate, from the mean of the requests that arrived in the window.
+    """
+    amounts = [s.amount for s in window.samples if not s.error]
+    return requests_per_second(window) * float(np.mean(amounts)) if amounts else 0.0
+
+
 def timed_samples(window: Window) -> list[Sample]:
     """Return the samples whose latency counts: a request that waited in vain for a user was not answered sooner."""
     return [s for s in window.samples if not s.error or s.error == GIVEN_UP]
@@ -139,6 +148,7 @@ def summary(windows: list[Window], model: str) -> Results:
     models = {name: ModelBatches.from_counters([w.counters[name] for w in windows]) for name in windows[0].counters}
     return {
         "throughput_rps": geometric_mean([requests_per_second(w) for w in windows]),
+        "units_per_second": geometric_mean([units_per_second(w) for w in windows]),
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,

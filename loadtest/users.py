@@ -9,7 +9,7 @@ import psutil
 from locust.env import Environment
 
 from loadtest.arrivals import Sample
-from loadtest.locust_users import LATE_MS, Job, Traffic, user_class
+from loadtest.locust_users import AMOUNT, LATE_MS, Job, Traffic, user_class
 
 
 class Meter:
@@ -41,7 +41,9 @@ class Meter:
         self, response_time: float, context: dict[str, float], exception: Exception | None = None, **_: Any
     ) -> None:
         at = time.perf_counter() - self.opened
-        self.samples.append(Sample(at, response_time, str(exception) if exception else "", context.get(LATE_MS, 0.0)))
+        text = str(exception) if exception else ""
+        late_ms, amount = context.get(LATE_MS, 0.0), context.get(AMOUNT, 1.0)
+        self.samples.append(Sample(at, response_time, text, late_ms, amount))
 
 
 class Users:

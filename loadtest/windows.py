@@ -27,9 +27,9 @@ MAXIMUM_WINDOW_S = 600.0
 MAXIMUM_EMPTY_S = 30.0
 # The rate of an open loop sets the length of a window, so every mode gets the same number of requests.
 MAXIMUM_OPEN_WINDOW_S = 60.0
-# The same for a system that generates text: requests take seconds, and its tokens show the throughput more finely.
-GENERATING_REQUESTS_PER_USER = 2
-GENERATING_MINIMUM_WINDOW_S = 10.0
+# The same for systems whose requests take seconds. The tokens of generated text show the throughput more finely.
+SLOW_MINIMUM_WINDOW_S = 10.0
+SLOW_REQUESTS_PER_USER, GENERATING_REQUESTS_PER_USER = 8, 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Plan:
     spawn_rate: float | None
     generates: bool = False
     rate: float = 0.0  # requests per second that arrive; 0: a closed loop
+    may_be_slow: bool = False  # a request may take seconds
 
     @property
     def length_s(self) -> float | None:
@@ -53,11 +54,13 @@ class Plan:
     @property
     def window_requests(self) -> int:
         """Return how many requests a window holds at least, without WINDOW."""
-        return GENERATING_REQUESTS_PER_USER * self.users if self.generates else WINDOW_REQUESTS
+        if self.generates:
+            return GENERATING_REQUESTS_PER_USER * self.users
+        return SLOW_REQUESTS_PER_USER * self.users if self.may_be_slow else WINDOW_REQUESTS
 
     @property
     def minimum_window_s(self) -> float:
-        return GENERATING_MINIMUM_WINDOW_S if self.generates else MINIMUM_WINDOW_S
+        return SLOW_MINIMUM_WINDOW_S if self.generates or self.may_be_slow else MINIMUM_WINDOW_S
 
     @property
     def warmup_requests(self) -> int:

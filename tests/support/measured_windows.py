@@ -87,4 +87,5 @@ def comparison(settings: Settings, windows: list[Window], noun: str = "texts") -
     measured = Comparison(settings, windows, server_version="2.51.0", cores=2)
     measured.examples = Examples(noun, [])
     measured.generates = windows[0].generated is not None
+    measured.is_pipeline = False
     return measured

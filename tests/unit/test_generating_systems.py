@@ -237,7 +237,7 @@ class SlowUsers:
     ids=["two responses per user", "the first response"],
 )
 def test_window_lasts_until_it_holds_enough_responses(monkeypatch, changes, first, warm_up, measured):
-    monkeypatch.setattr("loadtest.windows.GENERATING_MINIMUM_WINDOW_S", 0.2)
+    monkeypatch.setattr("loadtest.windows.SLOW_MINIMUM_WINDOW_S", 0.2)
     users = SlowUsers(first)
     fields = {"system": "story", "rounds": 2, "window_s": None, "warmup_s": 0.0, "users": 8, "spawn_rate": None}
     others, metrics = OtherPrograms.from_environment({}), SimpleNamespace(cores=lambda cores: None)

@@ -92,7 +92,7 @@ def test_two_inputs_get_different_texts():
 
 @pytest.mark.parametrize("tensor", [("input_ids", "TYPE_INT64", ["-1"]), ("seed", "TYPE_INT64", ["1"], True)])
 def test_unsupported_inputs_raise_an_error(tensor):
-    with pytest.raises(UserError, match=f"SYSTEM=m takes {tensor[0]}: load tests send only texts and images"):
+    with pytest.raises(UserError, match=f"SYSTEM=m takes {tensor[0]}: load tests send texts and files only"):
         Examples.from_config(config(tensor), TEXTS)
 
 
