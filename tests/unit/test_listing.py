@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from triton_transformers.model_config import CONFIGS
-from triton_transformers.models.catalogue import RECIPES, SYSTEMS
+from triton_transformers.models.catalogue import CATALOGUE, RECIPES, SMALL_MODELS
 from triton_transformers.models.listing import interface, print_list
+from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS
 from triton_transformers.models.sources import Hub
 from triton_transformers.settings import ROOT, Settings, UserError
 
@@ -50,7 +51,7 @@ def entry(text: str, name: str) -> str:
 
 def test_list_shows_weights_licence_inputs_and_outputs_of_every_system(listed):
     text = listed()
-    for system in SYSTEMS.values():
+    for system in CATALOGUE:
         lines = entry(text, system.name)
         assert lines.startswith(f"{system.name} not assembled")
         for expected in (str(system.source), *system.companions, f"{system.gigabytes:g} GB, {system.licence}"):
@@ -92,21 +93,24 @@ def test_list_marks_systems_on_disk_loaded_and_own(listed, tmp_path):
     mine = entry(text, "mine")
     assert re.match(r"mine on disk, \d+ bytes your own", mine)
     assert "ids INT64 [N,-1,3], (text BYTES [N,1]) → row FP32 [N,4]" in mine
-    assert re.findall(r"^([a-z]\w*) +(?:loaded|on disk|not)", text, re.MULTILINE) == [*SYSTEMS, "spam", "mine"]
+    assert re.findall(r"^([a-z]\w*) +(?:loaded|on disk|not)", text, re.MULTILINE) == [
+        *(system.name for system in CATALOGUE),
+        *("spam", "mine"),
+    ]
 
 
 # --- docs/models.md ---------------------------------------------------------------------------------------------------
 
 
-def table(heading: str) -> list[list[str]]:
-    section = (ROOT / "docs/models.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+def table(heading: str, page: str = "docs/models.md") -> list[list[str]]:
+    section = (ROOT / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
 def test_docs_list_the_catalogue():
     documented = {row[0]: row for row in table("Serve a system of the catalogue")}
-    names = {", ".join(f"`{name}`" for name in system.names): system for system in SYSTEMS.values()}
+    names = {", ".join(f"`{name}`" for name in system.names): system for system in CATALOGUE}
     assert list(documented) == list(names)
     for name, system in names.items():
         source = system.source
@@ -116,6 +120,19 @@ def test_docs_list_the_catalogue():
             listed = interface(model, CONFIGS)
             for tensor in re.findall(r"`(\w+)`", " ".join(documented[name][5:])):
                 assert f"{tensor} " in listed
+
+
+def test_list_and_docs_have_a_small_model_for_each_task(listed):
+    assert {system.name: system.task for system in SMALL_MODELS} == {task: task for task in PIPELINE_TASKS}
+    documented = table("One model for each task", "docs/pipelines.md")
+    lines = [line for line in listed().splitlines() if re.match(r"[\w-]+ +[\d.]+ GB ", line)]
+    assert len(lines) == len(documented) == len(SMALL_MODELS)
+    for system, row, line in zip(SMALL_MODELS, documented, lines, strict=True):
+        assert isinstance(system.source, Hub)
+        assert re.fullmatch(r"[0-9a-f]{40}|f4041f8|refs/pr/\d", system.source.revision)
+        weights = f"{system.source.repository} @ {system.source.revision[:12]}"
+        assert row == [f"`{system.name}`", weights, f"{system.gigabytes:g} GB", system.licence]
+        assert line.startswith(f"{system.name} ") and f"{system.gigabytes:g} GB" in line and system.licence in line
 
 
 def test_docs_list_the_tasks_and_their_formats():

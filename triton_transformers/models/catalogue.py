@@ -160,7 +160,62 @@ CATALOGUE = (
            "", ("gpt2_generate",), "MIT", 0.55,
            "GPT-2 as an ensemble, one token per request; gpt2_generate loops in the server"),
 )  # fmt: skip
-SYSTEMS = {system.name: system for system in CATALOGUE}
+
+
+def _small(task: str, gigabytes: float, licence: str, repository: str, revision: str) -> System:
+    """Return the system that has the name of its task."""
+    companions = (f"{task}_stream",) if task in (GENERATION, IMAGE_TEXT) else ()
+    return System(task, task, Hub(repository, revision), companions=companions, licence=licence, gigabytes=gigabytes)
+
+
+# One small model for each task of transformers' pipelines. A pull request (refs/pr) has the Hub's own conversion to
+# safetensors of a repository whose main branch has only pickles. The licence `other` is on the model's page.
+SMALL_MODELS = (
+    _small("feature-extraction", 0.33, APACHE, "distilbert/distilroberta-base",
+           "fb53ab8802853c8e4fbdbcd0529f21fc6f459b2b"),
+    _small("text-classification", 0.27, APACHE, "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
+           "714eb0fa89d2f80546fda750413ed43d93601a13"),
+    _small("token-classification", 0.43, "MIT", "dslim/bert-base-NER", "d1a3e8f13f8c3566299d95fcfc9a8d2382a9affc"),
+    _small("fill-mask", 0.33, APACHE, "distilbert/distilroberta-base", "fb53ab8802853c8e4fbdbcd0529f21fc6f459b2b"),
+    _small("zero-shot-classification", 0.14, "MIT", "MoritzLaurer/deberta-v3-xsmall-zeroshot-v1.1-all-33",
+           "0ccbe49d64a5bc9b93943b05e6446b9bb79ade47"),
+    _small("table-question-answering", 0.44, APACHE, "google/tapas-base-finetuned-wtq", "refs/pr/2"),
+    _small("translation", 0.3, APACHE, "Helsinki-NLP/opus-mt-en-fr", "f0fc6145f2a2c3b83955154b8fbae0cbb1554c78"),
+    _small("summarization", 0.46, APACHE, "sshleifer/distilbart-cnn-6-6", "6c3b7d1f25fa7e46a801ad41790679138628dca5"),
+    _small("text2text-generation", 0.31, APACHE, "google/flan-t5-small", "0fc9ddf78a1e988dac52e2dac162b0ede4fd74ab"),
+    _small("text-generation", 0.27, APACHE, "HuggingFaceTB/SmolLM2-135M-Instruct",
+           "12fd25f77366fa6b3b4b768ec3050bf629380bac"),
+    _small("decision", 0.99, APACHE, "Qwen/Qwen2.5-0.5B-Instruct", "7ae557604adf67be50417f59c2c2f167def9a775"),
+    _small("image-classification", 0.35, APACHE, "google/vit-base-patch16-224",
+           "3f49326eb077187dfe1c2a2bb15fbd74e6ab91e3"),
+    _small("image-feature-extraction", 0.35, APACHE, VIT.repository, VIT.revision),
+    _small("image-segmentation", 0.02, "other", "nvidia/segformer-b0-finetuned-ade-512-512",
+           "489d5cd81a0b59fab9b7ea758d3548ebe99677da"),
+    _small("object-detection", 0.03, APACHE, "hustvl/yolos-tiny", "1a00cc14a139ff40bac9aa00c745915cb7b5b751"),
+    _small("zero-shot-image-classification", 0.81, APACHE, "google/siglip-base-patch16-224",
+           "7fd15f0689c79d79e38b1c2e2e2370a7bf2761ed"),
+    _small("zero-shot-object-detection", 0.61, APACHE, "google/owlvit-base-patch32",
+           "cbc355fb364588351c5d51c7f74465e8e7ec6f72"),
+    _small("depth-estimation", 0.1, APACHE, "depth-anything/Depth-Anything-V2-Small-hf",
+           "5426e4f0f36572d16453bbda7a8389317b1bef99"),
+    _small("mask-generation", 0.38, APACHE, "facebook/sam-vit-base", "70c1a07f894ebb5b307fd9eaaee97b9dfc16068f"),
+    _small("keypoint-matching", 0.05, "other", "magic-leap-community/superglue_outdoor", "f4041f8"),
+    _small("document-question-answering", 0.51, "MIT", "impira/layoutlm-document-qa",
+           "beed3c4d02d86017ebca5bd0fdf210046b907aa6"),
+    _small("image-text-to-text", 0.51, APACHE, "HuggingFaceTB/SmolVLM-256M-Instruct",
+           "7e3e67edbbed1bf9888184d9df282b700a323964"),
+    _small("any-to-any", 0.51, APACHE, "HuggingFaceTB/SmolVLM-256M-Instruct",
+           "7e3e67edbbed1bf9888184d9df282b700a323964"),
+    _small("audio-classification", 0.38, APACHE, "superb/wav2vec2-base-superb-ks", "refs/pr/1"),
+    _small("automatic-speech-recognition", 0.16, APACHE, "openai/whisper-tiny",
+           "169d4a4341b33bc18d8881c4b69c2e104e1cc0af"),
+    _small("zero-shot-audio-classification", 0.61, APACHE, "laion/clap-htsat-fused",
+           "0ebdccc578498c90ecb34353b57d2f197cae6e0a"),
+    _small("text-to-audio", 0.15, "CC-BY-NC-4.0", "facebook/mms-tts-eng", "c71de0fe7204c83f1c10820a7d696d0b450048ba"),
+    _small("video-classification", 0.35, "CC-BY-NC-4.0", "MCG-NJU/videomae-base-finetuned-kinetics",
+           "488eb9a0565f257b32866000305c8178965eb9f6"),
+)  # fmt: skip
+SYSTEMS = {system.name: system for system in (*CATALOGUE, *SMALL_MODELS)}
 
 
 def find_system(name: str) -> System | None:

@@ -11,11 +11,12 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from triton_transformers.cli import out
 from triton_transformers.model_config import ModelConfig, Tensor, load_config, with_steps
 from triton_transformers.models.added_adapters import FACT
-from triton_transformers.models.catalogue import SYSTEMS
+from triton_transformers.models.catalogue import CATALOGUE, SMALL_MODELS, SYSTEMS
 from triton_transformers.models.drafts import FACT as DRAFT
 from triton_transformers.models.record import Record, read_records
 from triton_transformers.models.sources import source_of
@@ -23,6 +24,7 @@ from triton_transformers.models.tasks import TEXT_TASKS, TextTask
 from triton_transformers.settings import Settings
 
 WIDTH = 80
+SMALL_WIDTH = 140  # of the table with one line for each task
 
 
 class Row(NamedTuple):
@@ -44,7 +46,9 @@ def print_list(settings: Settings, loaded: Collection[str] = ()) -> None:
         lines = filter(None, (row.about, row.weights, interface(row.name, repository)))
         details = Padding(escape("\n".join(lines)), (0, 0, 1, 2))
         page.print(title, details, width=min(WIDTH, page.width), soft_wrap=False)
-    out.print(f"Models are in {repository}. Inputs in parentheses are optional.")
+    page.print("One small model for each task of transformers' pipelines, named for it (docs/pipelines.md):\n")
+    page.print(small_models(repository, loaded), width=min(SMALL_WIDTH, page.width))
+    out.print(f"\nModels are in {repository}. Inputs in parentheses are optional.")
     out.print("Assemble and serve one: make add SYSTEM=name")
     out.print("Any other model: make add SYSTEM=name HF_MODEL=organisation/model")
     out.print("Delete one: make remove SYSTEM=name")
@@ -57,10 +61,25 @@ def state(row: Row, loaded: Collection[str]) -> str:
     return f"[green]loaded[/], {size}" if row.name in loaded else size
 
 
+def small_models(repository: Path, loaded: Collection[str]) -> Table:
+    """Return a line for each task: its model, the size and licence, and its state if it is assembled."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for is_source in (False, False, False, True, False):
+        table.add_column(no_wrap=not is_source)  # only sources get less room than they need
+    records = {record.system: record for record in read_records(repository)}
+    for system in SMALL_MODELS:
+        record = records.get(system.name)
+        in_place = record and record.is_current(repository)
+        shown = "loaded" if system.name in loaded else "on disk" if in_place else ""
+        source = Text(record.source if record else str(system.source), no_wrap=True, overflow="ellipsis")
+        table.add_row(f"[bold]{system.name}[/]", f"{system.gigabytes:g} GB", system.licence, source, shown)
+    return table
+
+
 def rows(repository: Path) -> Iterator[Row]:
     """Yield the catalogue, then the systems made from HF_MODEL or SOURCE, then the user's own models."""
     records = {record.system: record for record in read_records(repository)}
-    for system in SYSTEMS.values():
+    for system in CATALOGUE:
         record = records.get(system.name)
         weights = f"{system.source}, {system.gigabytes:g} GB, {system.licence}"
         if record and record.source != str(system.source):

@@ -8,7 +8,7 @@ from pathlib import Path
 from triton_transformers.cli import out
 from triton_transformers.kinds import NAME
 from triton_transformers.models.added_adapters import adapter_changes
-from triton_transformers.models.catalogue import FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
+from triton_transformers.models.catalogue import CATALOGUE, FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
 from triton_transformers.models.drafts import is_recorded, requested_draft
 from triton_transformers.models.record import DEFAULT, Record, find_record, read_record, read_records
 from triton_transformers.models.sources import Folder, Hub, Source, identity, source_of
@@ -70,9 +70,11 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
         if source is None and (repository / name / "config.pbtxt").exists():
             return None
         if source is None:
-            known = dict.fromkeys([*SYSTEMS, *(record.system for record in read_records(repository))])
+            names = (system.name for system in CATALOGUE)
+            known = dict.fromkeys([*names, *(record.system for record in read_records(repository))])
             raise UserError(
-                f"no system '{name}'; there are {', '.join(known)}. To add yours, name its weights: "
+                f"no system '{name}'; there are {', '.join(known)}, and one for each task of transformers' pipelines "
+                "(`make models LIST=1`). To add yours, name its weights: "
                 f"make add SYSTEM={name} HF_MODEL=organisation/model, or SOURCE=folder"
             )
         system = System(name, "", source)
