@@ -13,6 +13,7 @@ from bench import (
     gateway_overhead,
     generation_peers,
     generation_rates,
+    speech_rates,
     tracing_cost,
 )
 from bench.peers import rotation
@@ -27,6 +28,7 @@ def generation() -> None:
 BENCHMARKS: dict[str, Callable[[], None]] = {
     **{name: partial(comparisons.run, subject) for name, subject in comparisons.SUBJECTS.items()},
     "generation": generation,
+    "speech": speech_rates.run,
     "architectures": architectures.run,
     "peers": rotation.run,
     "engines": engine_rates.run,

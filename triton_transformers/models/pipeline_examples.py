@@ -18,11 +18,12 @@ TRAITS = "examples"
 QUESTION_BYTES = 48
 # Parameters with which few examples take little time, have answers, and have the same ones each time.
 FEW_TOKENS = {"max_new_tokens": 8, "do_sample": False}
+GENERATES = ("any-to-any", "automatic-speech-recognition", "image-text-to-text")
 QUICK: dict[str, dict[str, Any]] = {
     "mask-generation": {"points_per_crop": 8},
     "object-detection": {"threshold": 0.05},
     "text-generation": FEW_TOKENS,
-    **{task: {"generate_kwargs": FEW_TOKENS} for task in ("any-to-any", "image-text-to-text", *TEXTS)},
+    **{task: {"generate_kwargs": FEW_TOKENS} for task in (*GENERATES, *TEXTS)},
 }
 # Of each kind of media: what people call a row, and what its amount counts.
 MEDIA = {

@@ -6,13 +6,16 @@ import contextlib
 import json
 import math
 import shutil
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.config_writer import batched, tensor, write_config
 from triton_transformers.models.exporters.generation import other_files
 from triton_transformers.models.exporters.parity import TOLERANCES
+from triton_transformers.models.exporters.pipeline_graph import Recorder, export_graph, recorded
 from triton_transformers.models.exporters.served import served_system
 from triton_transformers.models.pipeline_examples import TRAITS, Traits
 from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE_TASKS
@@ -23,6 +26,8 @@ from triton_transformers.settings import UserError
 
 MAX_BATCH = 16
 VOCODER = "vocoder"  # also in shared/pipeline_classes.py
+GRAPH = "graph"  # also in shared/pipeline_graph.py
+WORTHWHILE = 1.1  # a graph must be this many times as fast
 EXAMPLES = 4
 # The names of English and French in the tokenizers of NLLB, mBART, M2M100 and SeamlessM4T.
 LANGUAGES = (("eng_Latn", "fra_Latn"), ("en_XX", "fr_XX"), ("en", "fr"), ("eng", "fra"))
@@ -39,12 +44,14 @@ def assemble(job: Job) -> Outcome:
         shutil.copytree(vocoder, version / VOCODER, ignore=shutil.ignore_patterns("*.bin"))
     with quiet():
         write(job, MAX_BATCH, Traits(job.task))
-        reason, traits, dtype = changed_answers(job)
-    batch_size = 1 if reason else MAX_BATCH
-    write(job, batch_size, traits)
-    together = f"rows run alone, because {reason}" if reason else f"up to {MAX_BATCH} rows share a batch"
-    needed = {NEEDS: traits.parameters} if traits.parameters else {}
-    return Outcome(together, {"batch_size": batch_size, "dtype": dtype} | needed)
+        trial = tried(job, version)
+    batch_size = 1 if trial.reason else MAX_BATCH
+    write(job, batch_size, trial.traits)
+    together = f"rows run alone, because {trial.reason}" if trial.reason else f"up to {MAX_BATCH} rows share a batch"
+    facts: dict[str, Any] = {"batch_size": batch_size, "dtype": trial.dtype}
+    if trial.traits.parameters:
+        facts[NEEDS] = trial.traits.parameters
+    return Outcome("; ".join(filter(None, (together, trial.graph))), facts)
 
 
 def check_network(job: Job) -> None:
@@ -103,32 +110,76 @@ def write(job: Job, batch_size: int, traits: Traits) -> None:
     )
 
 
-def changed_answers(job: Job) -> tuple[str, Traits, str]:
-    """Return why rows must run alone, or "", the traits of the model, and the type that it computes in.
+class Trial(NamedTuple):
+    """What examples showed about a pipeline."""
 
-    Raise UserError if the pipeline does not answer at all.
-    """
+    reason: str  # why rows must run alone, or ""
+    traits: Traits
+    dtype: str  # that the model computes in
+    graph: str  # how much faster a graph is, or ""
+
+
+def tried(job: Job, version: Path) -> Trial:
+    """Send examples to the pipeline, and export its graph if it is faster. Raise UserError if it does not answer."""
     with served_system(job.system, job.folder) as served:
         backend = served.models[job.system].backend
-        from shared.pipeline_backend import run
-        from shared.pipeline_outputs import plain
-
         traits = traits_of(job.task, backend.pipe)
         dtype = str(backend.pipe.model.dtype).removeprefix("torch.")
         examples = [example.fields for example in traits.rows(EXAMPLES, MIXED.texts[::3])]
         sent = json.dumps(traits.quick).encode()
         tensors = {name: [example[name] for example in examples] for name in examples[0]}
-        try:
-            rows = backend.inputs.rows(tensors | {"parameters": [sent] * len(examples)})
-            parameters = json.loads(rows[0].parameters)
-            alone = [plain(run(backend.pipe, [row.value], parameters)[0]) for row in rows]
-        except ValueError as error:
-            raise UserError(f"{job.weights}: the pipeline of {job.task} does not answer an example: {error}") from error
-        try:
-            together = [plain(answer) for answer in run(backend.pipe, [row.value for row in rows], parameters)]
-        except Exception as error:  # pipelines raise anything for what they cannot batch
-            return f"the pipeline cannot batch them ({type(error).__name__})", traits, dtype
-        return "" if is_same(alone, together, TOLERANCES[dtype]) else "a batch changes the answers", traits, dtype
+        with recorded(backend.pipe) as recorder:
+            try:
+                rows = backend.inputs.rows(tensors | {"parameters": [sent] * len(examples)})
+                ask = partial(answers, backend.pipe, rows, json.loads(rows[0].parameters), dtype)
+                found = ask()
+            except ValueError as error:
+                raise UserError(
+                    f"{job.weights}: the pipeline of {job.task} does not answer an example: {error}"
+                ) from error
+        graph = ""
+        if recorder and (gain := graph_gain(backend.pipe, recorder, version)):
+            again = ask()
+            if is_same(again.alone, found.alone, TOLERANCES["float32"]):
+                found, graph = again, f"OpenVINO runs its network, {gain:.1f} times as fast as PyTorch"
+        if not graph:
+            shutil.rmtree(version / GRAPH, ignore_errors=True)
+        return Trial(found.reason, traits, dtype, graph)
+
+
+class Answers(NamedTuple):
+    """The answers to rows alone, and why the rows must not run together, or ""."""
+
+    alone: list[Any]
+    reason: str
+
+
+def answers(pipe: Any, rows: list[Any], parameters: dict[str, Any], dtype: str) -> Answers:
+    from shared.pipeline_backend import run
+    from shared.pipeline_outputs import plain
+
+    alone = [plain(run(pipe, [row.value], parameters)[0]) for row in rows]
+    try:
+        together = [plain(answer) for answer in run(pipe, [row.value for row in rows], parameters)]
+    except Exception as error:  # pipelines raise anything for what they cannot batch
+        return Answers(alone, f"the pipeline cannot batch them ({type(error).__name__})")
+    return Answers(alone, "" if is_same(alone, together, TOLERANCES[dtype]) else "a batch changes the answers")
+
+
+def graph_gain(pipe: Any, recorder: Recorder, version: Path) -> float:
+    """Let the pipeline run on a graph of OpenVINO, and return how many times as fast that is, or 0 if it is not."""
+    from shared.pipeline_graph import use_graph
+
+    try:
+        before = recorder.seconds()
+        export_graph(recorder, version / GRAPH)
+        use_graph(pipe.model, version / GRAPH)
+        gain = before / recorder.seconds()
+    except Exception as error:  # tracing raises anything for what it cannot follow
+        if isinstance(error, OSError) and error.errno:  # such as a full disk
+            raise
+        return 0
+    return gain if gain >= WORTHWHILE else 0
 
 
 def is_same(one: Any, other: Any, tolerance: float) -> bool:

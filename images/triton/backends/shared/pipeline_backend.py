@@ -20,6 +20,7 @@ from shared.lean_transformers import transformers
 from shared.media import MediaDecoder
 from shared.parameters import flag_parameter, int_parameter, parameter
 from shared.pipeline_classes import open_pipeline, sampling_rate
+from shared.pipeline_graph import GRAPH, use_graph
 from shared.pipeline_inputs import Inputs, Row
 from shared.pipeline_outputs import encoded
 from shared.types import BadRequest, InstanceArgs, ModelConfig, Tensors
@@ -51,6 +52,9 @@ class PipelineBackend(BatchBackend[list[Row]]):
                 self.task, plan.folder, plan.device, plan.dtype, flag_parameter(config, "trust_remote_code", False)
             )
             pretrained.copy_weights(self.pipe.model)
+            graph = plan.folder / GRAPH
+            if graph.is_dir() and (plan.device.type, plan.dtype) == ("cpu", torch.float32):
+                use_graph(self.pipe.model, graph)
         self.media = MediaDecoder(config)
         self.inputs = Inputs(config, self.decode)
 

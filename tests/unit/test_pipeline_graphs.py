@@ -1,0 +1,96 @@
+"""Pipelines whose network runs as a graph on OpenVINO answer as those on PyTorch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from bench.speech_rates import RATE, save_whisper, sound, wav
+from shared.pipeline_outputs import plain
+from tests.support.checkpoints.pipelines import find_pipeline
+from triton_transformers.example_media import png
+from triton_transformers.models.assemble import assemble_all
+from triton_transformers.models.exporters import pipeline
+from triton_transformers.models.exporters.pipeline import is_same
+from triton_transformers.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.settings import Settings
+
+WHISPER = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+}  # fmt: skip
+TOKENS = {"generate_kwargs": {"max_new_tokens": 6}}
+
+
+@pytest.fixture
+def assemble(tmp_path, monkeypatch):
+    """Return a function that assembles a checkpoint, whose graph wins however long it takes."""
+    monkeypatch.setattr(pipeline, "WORTHWHILE", 0)
+    (tmp_path / "models").mkdir()
+
+    def assembled(weights: Path) -> Path:
+        assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=f"{tmp_path}/models", SOURCE=str(weights)))
+        return tmp_path / "models"
+
+    return assembled
+
+
+def request(data: bytes, parameters: dict[str, Any]) -> dict[str, np.ndarray]:
+    values = {"inputs": data, "parameters": json.dumps(parameters).encode()}
+    return {name: np.array([[value]], np.object_) for name, value in values.items()}
+
+
+def answers(responses: list[dict[str, np.ndarray]]) -> list[Any]:
+    return [json.loads(response["outputs"][0, 0]) for response in responses]
+
+
+def test_speech_is_recognized_as_by_pytorch(assemble, tmp_path):
+    repository = assemble(save_whisper(tmp_path / "weights", 3700, spread=0.3, **WHISPER))
+    assert (repository / "m/1/graph").is_dir()
+    pipe: Any = transformers.pipeline("automatic-speech-recognition", model=str(tmp_path / "weights"))
+    sounds = [sound(number)[: RATE * (1 + number)] for number in range(4)]
+    with python_backend():
+        served = ServedSystem("m", repository)
+        encoder = served.models["m"].backend.pipe.model.get_encoder()
+        assert sum(weight.numel() for weight in encoder.parameters()) == 0
+        for options in (TOKENS, TOKENS | {"return_timestamps": True}, TOKENS | {"return_timestamps": "word"}):
+            expected = [plain(pipe(samples.copy(), **json.loads(json.dumps(options)))) for samples in sounds]
+            requests = [request(wav(samples), options) for samples in sounds]
+            assert is_same(answers(served.alone(requests)), expected, 1e-3)
+            assert is_same(answers(served.together(requests)), expected, 1e-3)
+        served.close()
+
+
+def test_images_are_segmented_as_by_pytorch(assemble, tmp_path):
+    weights = find_pipeline("image-segmentation").save(tmp_path / "weights")
+    repository = assemble(weights)
+    pipe: Any = transformers.pipeline("image-segmentation", model=str(weights))
+    paths = [tmp_path / f"{number}.png" for number in range(4)]
+    for number, path in enumerate(paths):
+        path.write_bytes(png(number, 40 + 16 * number, 64))
+    expected = [plain(pipe(str(path))) for path in paths]
+    with python_backend():
+        served = ServedSystem("m", repository)
+        requests = [request(path.read_bytes(), {}) for path in paths]
+        assert is_same(answers(served.alone(requests)), expected, 1e-3)
+        assert is_same(answers(served.together(requests)), expected, 1e-3)
+        served.close()
+
+
+def test_network_that_cannot_be_exported_runs_on_pytorch(assemble, tmp_path, monkeypatch):
+    def interrupted_export(recorder: Any, folder: Path) -> None:
+        folder.mkdir()
+        raise RuntimeError("an operation that OpenVINO does not know")
+
+    monkeypatch.setattr(pipeline, "export_graph", interrupted_export)
+    repository = assemble(find_pipeline("image-segmentation").save(tmp_path / "weights"))
+    assert not (repository / "m/1/graph").exists()
+    with python_backend():
+        served = ServedSystem("m", repository)
+        assert answers(served.alone([request(png(0, 64, 48), {})]))
+        served.close()
