@@ -49,7 +49,7 @@ def models() -> list[Model]:
         _answering("names", TEXT, label=["PER", HOSTILE], score=[0.998, 0.97], start=[0, 24], end=[11, 30]),
         _answering("answers", QUESTION, answer=["Warsaw"], score=[0.93], start=[24], end=[30]),
         *_ensemble(
-            _answering("mask", TEXT, token=["capital", HOSTILE], score=[0.9, 0.05]),
+            _answering("mask", TEXT, token=["capital", HOSTILE], token_id=[7, 8], score=[0.9, 0.05]),
             _step("mask_tokenizer", "tokenizer", parameters={"exactly_one": "[MASK]"}),
         ),
         _answering("sparse", TEXT, token=["password", "reset"], token_id=[7, 8], weight=[2.5, 1.25]),

@@ -129,7 +129,7 @@ TEXT_TASKS = {
     "fill-mask": TextTask(
         "AutoModelForMaskedLM",
         {"mask_logits": ("V",)},
-        answers={"token": ("STRING", ("K",)), "score": ("FP32", ("K",))},
+        answers={"token": ("STRING", ("K",)), "token_id": ("INT64", ("K",)), "score": ("FP32", ("K",))},
     ),
     "question-answering": TextTask(
         "AutoModelForQuestionAnswering",

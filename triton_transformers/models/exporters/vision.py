@@ -5,6 +5,7 @@ A model of texts and images becomes a system for each half, and a front for both
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -274,6 +275,9 @@ def write_configs(model: VisionModel) -> None:
 
 
 def write(model: VisionModel, part: str, config: Config, parameters: dict[str, object]) -> None:
+    if part == "ensemble" and model.classifies:
+        # The gateway's clients get the labels by their names.
+        parameters = parameters | {"labels": json.dumps(model.labels, ensure_ascii=False)}
     write_config(model.part(part), f"{model.job.task}, written by `make models`", config, parameters)
 
 

@@ -113,7 +113,11 @@ def fill_mask(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Te
     def postprocess(tensors: Tensors) -> Tensors:
         tokens, probabilities = pipelines.most_probable(tensors["mask_logits"], count)
         words = [[tokenizer.decode([int(i)], skip_special_tokens=False).encode() for i in row] for row in tokens]
-        return {"token": np.array(words, np.object_).reshape(tokens.shape), "score": probabilities}
+        return {
+            "token": np.array(words, np.object_).reshape(tokens.shape),
+            "token_id": tokens.astype(np.int64),
+            "score": probabilities,
+        }
 
     return postprocess
 
