@@ -27,6 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api_error import RETRY, ApiError, shown, timed_out
+from gateway.bodies import FILE, JSON, media_type
 from gateway.config import Config
 from gateway.counters import SLOT, Counters, InFlightSlot
 from gateway.monitoring import is_loopback
@@ -179,8 +180,8 @@ class Admission:
         self._routes.check_method(route, scope)
         if scope["method"] == "POST":
             self._check_origin(headers)
-            if is_api and _media_type(headers) != b"application/json":
-                raise ApiError(415, "Send JSON, with the header 'content-type: application/json'.")
+            if isinstance(route, ApiRoute):
+                _check_media_type(route, headers)
             _check_encoding(headers)
             if self.counters.running >= self._limits.in_flight:
                 raise self._busy()
@@ -317,8 +318,13 @@ def _check_encoding(headers: Headers) -> None:
         raise ApiError(415, message, headers={"accept-encoding": "identity"})
 
 
-def _media_type(headers: Headers) -> bytes:
-    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+def _check_media_type(route: ApiRoute, headers: Headers) -> None:
+    """Raise ApiError unless the route reads such a body."""
+    kind = media_type(headers.get(b"content-type", b"").decode("latin-1"))
+    if kind == JSON or (route.takes_files and FILE.fullmatch(kind)):
+        return
+    files = ", or a file as image/*, audio/*, video/* or application/octet-stream" if route.takes_files else ""
+    raise ApiError(415, f"Send JSON, with the header 'content-type: application/json'{files}.")
 
 
 def _origin(error: Exception) -> str:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway import cohere_api, front_page, messages_api, page_boxes, responses_api, tei_api, vllm_api
+from gateway import cohere_api, front_page, hugging_face_api, messages_api, page_boxes, responses_api, tei_api, vllm_api
 from gateway.admission import METRICS_PATH, Admission
 from gateway.api_error import ErrorForm, anthropic_form, cohere_form, not_found, openai_form, tei_form
 from gateway.bodies import json_response
@@ -72,9 +72,9 @@ def api(
     ]
 
 
-def tei(path: str, endpoint: Endpoint, abilities: str = "", method: str = "POST", at_root: str = "") -> list[ApiRoute]:
+def tei(path: str, endpoint: Endpoint, abilities: str = "", method: str = "POST") -> list[ApiRoute]:
     """Return the routes of a path of TEI's API: for the only system of its kind, and for a named one."""
-    return api(f"{at_root or path} /models/{{model}}{path}", endpoint, abilities, tei_form, method)
+    return api(f"{path} /models/{{model}}{path}", endpoint, abilities, tei_form, method)
 
 
 # Each path and method once; the path is the label `route` of the metrics.
@@ -103,7 +103,10 @@ ROUTES = [
     *tei("/similarity", tei_api.similarity, "embedding"),
     *tei("/info", tei_api.info, method="GET"),
     ApiRoute("/models/{model}/rerank", tei_api.rerank, error_form=tei_form),
-    *tei("", tei_api.any_task, at_root="/"),
+    *api("/", tei_api.any_task, "", tei_form),
+    ApiRoute("/models/{model}", hugging_face_api.answer, error_form=tei_form, takes_files=True),
+    *api("/models/{model}/v1/completions", hugging_face_api.text_completions),
+    *api("/models/{model}/v1/chat/completions /models/{model}/chat/completions", hugging_face_api.chat),
     Route("/health", health),
     Route(METRICS_PATH, metrics),
     Route("/", front_page.index),

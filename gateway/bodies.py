@@ -19,6 +19,7 @@ from starlette.responses import Response
 from gateway.api_error import ApiError, shown
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+JSON = "application/json"
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 # Fields that change nothing in the answer.
@@ -38,7 +39,7 @@ NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     ((0,), "frequency_penalty presence_penalty priority top_logprobs"),
     ((1,), "best_of length_penalty n"),
     (([],), "functions mcp_servers tools"),
-    (({},), "logit_bias"),
+    (({},), "logit_bias parameters"),
     (("",), "suffix"),
     (("float",), "encoding_format"),
     (("text",), "modality"),
@@ -56,12 +57,19 @@ NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     (("Right", "right"), "truncation_direction"),
 )
 NEUTRAL = {name: values for values, names in NEUTRAL_FIELDS for name in names.split()}
+# The media types of bodies that are one file. Clients that do not know the type send none.
+FILE = re.compile(r"|application/octet-stream|(image|audio|video)/.+")
 # Half of a surrogate pair.
 HALF = re.compile("[\ud800-\udfff]")
 
 
+def media_type(header: str) -> str:
+    """Return what the header content-type names, without its parameters."""
+    return header.partition(";")[0].strip().lower()
+
+
 def json_response(answer: Any) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
 def json_object(text: str) -> dict[str, Any] | None:
@@ -85,10 +93,11 @@ async def read(request: Request, struct: type[Body]) -> Body:
         decoded: Body = _decoder(struct).decode(body)
         return decoded
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return convert(_parse(body), struct)
+        return convert(parse(body), struct)
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def parse(body: bytes) -> dict[str, Any]:
+    """Return the object that a body of JSON has. Raise ApiError 400 if it has none."""
     try:
         fields = msgspec.json.decode(body)
     except UnicodeError:

@@ -220,7 +220,10 @@ class ChatBody(GenerationBody, kw_only=True):
 
 
 async def completions(request: Request) -> Response:
-    body = await bodies.read(request, CompletionsBody)
+    return await answer_completions(request, await bodies.read(request, CompletionsBody))
+
+
+async def answer_completions(request: Request, body: CompletionsBody) -> Response:
     prompts = as_rows(body.prompt, "prompt")
     gateway = gateway_of(request)
     check_count(gateway, len(prompts), "prompt")
@@ -232,7 +235,10 @@ async def completions(request: Request) -> Response:
 
 
 async def chat(request: Request) -> Response:
-    body = await bodies.read(request, ChatBody)
+    return await answer_chat(request, await bodies.read(request, ChatBody))
+
+
+async def answer_chat(request: Request, body: ChatBody) -> Response:
     return await respond(request, await chat_request(gateway_of(request), body), ChatForm(body), bool(body.stream))
 
 

@@ -202,9 +202,9 @@ def command(system: System, routes: Sequence[str], configs: Configs, url: str, n
             if route in routes
         )
     examples = {} if system.streams else _examples(system, configs)
-    curl = f"curl {shlex.quote(f'{url}/try/{system.name}')}{header}"
     if page_pipelines.is_pipeline(system):
-        return page_pipelines.command(system, curl)
+        return page_pipelines.command(system, f"curl {shlex.quote(f'{url}/models/{system.name}')}{header}")
+    curl = f"curl {shlex.quote(f'{url}/try/{system.name}')}{header}"
     if IMAGE in examples:
         return f"""printf '{{"inputs": {{"{IMAGE}": "%s"}}}}' "$(base64 -w0 image.jpg)" |\n  {curl} -d @-"""
     return f"{curl} \\\n  -d {_quoted({'inputs': examples})}" if examples else ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from gateway.page_fields import Box, Field
 from gateway.served_systems import System
+from triton_transformers.pipeline_command import SAMPLES, TEXT, example_command
 
 PARAMETERS, CANDIDATES = "parameters", "candidate_labels"
 
@@ -18,7 +17,7 @@ class Task(NamedTuple):
 
     purpose: str
     answer: str = "json"
-    text: str = "A dog sleeps on the sofa while it rains."
+    text: str = TEXT
 
 
 TASKS = {
@@ -53,17 +52,17 @@ TASKS = {
     "zero-shot-image-classification": Task("sorts an image into labels of your own", "labels"),
     "zero-shot-object-detection": Task("finds objects of your own labels in an image", "boxes"),
 }
-# The kinds of fields that are files -> the label, and the name of a file in a command.
+# The kinds of fields that are files -> the label.
 FILES = {
-    "image": ("Image (JPEG, PNG or WebP)", "image.jpg"),
-    "images": ("Images (JPEG, PNG or WebP)", "image.jpg"),
-    "audio": ("Sound", "speech.wav"),
-    "video": ("Video", "clip.mp4"),
+    "image": "Image (JPEG, PNG or WebP)",
+    "images": "Images (JPEG, PNG or WebP)",
+    "audio": "Sound",
+    "video": "Video",
 }
 # The labels and examples of fields with names of their own.
 NAMED = {
-    "question": ("Question", "What is the total?"),
-    "query": ("Question", "How old is Ada?"),
+    "question": ("Question", SAMPLES["question"]),
+    "query": ("Question", SAMPLES["query"]),
     "table": ("Table, as comma-separated values or JSON", "name,age\nAda,36\nGrace,85"),
     "word_boxes": ("Words with their boxes (JSON), if the server does not read them itself", ""),
     "state": ("State (JSON)", '"I was charged twice and want a refund."'),
@@ -85,18 +84,23 @@ def task_of(system: System) -> Task:
     return TASKS.get(name, Task(f"runs the pipeline of {name}"))
 
 
+def kinds_of(system: System) -> dict[str, str]:
+    """Return the kind of each field of a row."""
+    return dict(field.split("=") for field in system.parameter("fields").split(","))
+
+
 def box(system: System) -> Box:
     return Box("pipeline", list(fields(system)), "Send", answer=task_of(system).answer)
 
 
 def fields(system: System) -> Iterator[Field]:
     """Yield the fields of a row, then the labels if the task needs some, then the parameters of the call."""
-    kinds = dict(field.split("=") for field in system.parameter("fields").split(","))
+    kinds = kinds_of(system)
     for number, (name, kind) in enumerate(kinds.items()):
         # A chat may be without files.
         required = number == 0 or not (name in OPTIONAL or "chat" in kinds.values())
         if kind in FILES:
-            yield Field(name, FILES[kind][0], kind, required=required)
+            yield Field(name, FILES[kind], kind, required=required)
             continue
         label, text = NAMED.get(name, (name.replace("_", " ").capitalize(), task_of(system).text))
         yield Field(name, label, value=text, rows=3 if name in ("text", "table") else 1, required=required)
@@ -107,23 +111,6 @@ def fields(system: System) -> Iterator[Field]:
 
 def command(system: System, curl: str) -> str:
     """Return a command that sends an example with this call of curl."""
-    inputs, files = {}, []
-    for field in fields(system):
-        if not field.required:
-            continue
-        if field.type in FILES:
-            count = 2 if field.type == "images" else 1
-            inputs[field.name] = json.dumps(["%s"] * count) if field.type == "images" else "%s"
-            files += [FILES[field.type][1]] * count
-        elif field.name == CANDIDATES:
-            inputs[PARAMETERS] = json.dumps({CANDIDATES: field.value.split(", ")})
-        elif field.name == "table":
-            inputs[field.name] = '{"name": ["Ada", "Grace"], "age": ["36", "85"]}'
-        else:
-            inputs[field.name] = field.value
-    body = json.dumps({"inputs": inputs}, ensure_ascii=False)
-    if not files:
-        return f"{curl} \\\n  -d {shlex.quote(body)}"
-    # printf would read the backslashes before quotes in a text.
-    quoted = shlex.quote(body.replace("\\", "\\\\"))
-    return "printf {} {} |\n  {} -d @-".format(quoted, " ".join(f'"$(base64 -w0 {file})"' for file in files), curl)
+    needs_labels = CANDIDATES in system.parameter("required_parameters").split(",")
+    parameters = {CANDIDATES: LABELS.split(", ")} if needs_labels else {}
+    return example_command(curl, kinds_of(system), parameters, task_of(system).text)

@@ -28,10 +28,12 @@ class ApiRoute(Route):
         error_form: ErrorForm = openai_form,
         method: str = "POST",
         is_shown: bool = True,
+        takes_files: bool = False,
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.abilities = frozenset(abilities.split())
         self.error_form = error_form
+        self.takes_files = takes_files  # as the whole body, beside JSON
         self.is_shown = is_shown  # on the page: not the second path of the same API
 
 

@@ -20,12 +20,16 @@ from gateway.served_systems import System
 from triton_transformers.tensors import Row
 
 
-class PromptedBody(msgspec.Struct, forbid_unknown_fields=True):
+class HubBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    options: dict[str, Any] | None = None  # of Hugging Face's caches and queues, which the gateway lacks
+
+
+class PromptedBody(HubBody, kw_only=True):
     inputs: Input
     prompt_name: str | None = None
 
 
-class EmbedBody(PromptedBody):
+class EmbedBody(PromptedBody, kw_only=True):
     normalize: bool = True
     dimensions: PositiveInt | None = None
 
@@ -34,7 +38,7 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True):
     top_k: PositiveInt | None = None
 
 
-class PredictBody(msgspec.Struct, forbid_unknown_fields=True):
+class PredictBody(HubBody, kw_only=True):
     """A text, a pair of texts, or a list of lists with one text or two."""
 
     inputs: str | list[str | list[str]]
@@ -50,7 +54,7 @@ class NoParameters(msgspec.Struct, forbid_unknown_fields=True):
     prompt_name: str | None = None
 
 
-class SimilarityBody(msgspec.Struct, forbid_unknown_fields=True):
+class SimilarityBody(HubBody, kw_only=True):
     inputs: Sentences
     parameters: NoParameters | None = None
 
@@ -116,7 +120,9 @@ async def predict(request: Request) -> Response:
         [{"score": score, "label": name} for score, name in sorted(zip(row, names, strict=True), reverse=True)[:count]]
         for row in probabilities
     ]
-    return json_response(answers if is_batch or body.parameters is not None else answers[0])
+    # Hugging Face's own API, which has no path, returns a list for one text too.
+    is_flat = request.scope["path"].endswith("/predict") and body.parameters is None and not is_batch
+    return json_response(answers[0] if is_flat else answers)
 
 
 def sequences(inputs: Any) -> tuple[list[tuple[str, str]], bool]:
@@ -181,7 +187,12 @@ async def any_task(request: Request) -> Response:
 
 
 # For each ability of a system, the path and the route of requests to the system's own address.
-TASKS = {"embedding": ("/embed", embed), "classify": ("/predict", predict), "sparse": ("/embed_sparse", embed_sparse)}
+TASKS = {
+    "embedding": ("/embed", embed),
+    "classify": ("/predict", predict),
+    "sparse": ("/embed_sparse", embed_sparse),
+    "multi": ("/embed_all", embed_all),
+}
 
 
 async def info(request: Request) -> Response:

@@ -11,8 +11,9 @@ from scripts.stack.base import WOULD_DISTURB, WOULD_UNLOAD, Stack
 from triton_transformers.cli import out, run
 from triton_transformers.files import exclusive
 from triton_transformers.models.added_adapters import FACT
-from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE, example_command
+from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE, PIPELINE_TASKS
 from triton_transformers.models.record import read_record
+from triton_transformers.pipeline_command import example_command
 from triton_transformers.ports import check_free
 from triton_transformers.settings import ROOT, Settings, UserError, save, saved, with_secrets
 from triton_transformers.triton import TritonError
@@ -121,9 +122,11 @@ def add() -> None:
         out.print("The stack is not running: `make up` starts it with this system, too.")
     record = read_record(system, settings.model_repository)
     if record and record.format == PIPELINE:
-        needed = record.facts.get(NEEDS, {})
-        url = settings.url("TRITON_HTTP_PORT")
-        out.print("Try it:", example_command(url, system, record.task, needed), markup=False)
+        task = PIPELINE_TASKS[record.task]
+        key = ' -H "Authorization: Bearer $API_KEY"' if settings.api_keys else ""
+        curl = f"curl {settings.url('GATEWAY_PORT')}/models/{system} -H 'Content-Type: application/json'{key}"
+        parameters = task.required | record.facts.get(NEEDS, {})
+        out.print("Try it:", example_command(curl, task.fields, parameters), markup=False)
     with exclusive(ROOT, ANOTHER_UP):
         # If .env sets no SYSTEMS, a server keeps its systems. Save them too, or the next `make up` unloads them.
         systems = dict.fromkeys([*saved("SYSTEMS", " ".join(served)).split(), system])

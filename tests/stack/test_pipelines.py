@@ -20,7 +20,8 @@ from tests.unit.test_media import PLAYLIST, bomb
 from tests.unit.test_pipelines import examples_of, natural
 from triton_transformers.example_media import png, wav
 from triton_transformers.models.exporters.pipeline import is_same
-from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS, example_command
+from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS
+from triton_transformers.pipeline_command import example_command
 from triton_transformers.triton import Triton, TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -124,10 +125,11 @@ def test_bad_file_gets_400_and_its_neighbours_answers(served, system, fields, re
 def test_printed_command_gets_an_answer(served, system, tmp_path):
     pipe = transformers.pipeline(SYSTEMS[system], model=str(served.folder / "models" / system / "1"), device="cpu")
     fields = examples_of(pipe, SYSTEMS[system])[0][0]
-    for name, kind in (("photo.jpg", "image"), ("speech.wav", "audio"), ("clip.mp4", "video")):
+    for name, kind in (("image.jpg", "image"), ("speech.wav", "audio"), ("clip.mp4", "video")):
         (tmp_path / name).write_bytes(fields.get(kind, b""))
-    command = example_command(served.http, system, SYSTEMS[system])
+    task = PIPELINE_TASKS[SYSTEMS[system]]
+    header = f"-H 'Content-Type: application/json' -H 'Authorization: Bearer {served.client_key}'"
+    command = example_command(f"curl -f {served.gateway}/models/{system} {header}", task.fields, task.required)
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    (output,) = json.loads(done.stdout)["outputs"]
-    assert output["name"] == "outputs"
-    json.loads(output["data"][0])
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)

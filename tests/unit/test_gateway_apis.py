@@ -57,6 +57,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["a"]}},
     "/models/{model}/rerank": {"query": "red", "texts": DOCUMENTS},
     "/": {"query": "red", "texts": DOCUMENTS},
+    "/models/{model}/v1/chat/completions": {"messages": MESSAGES},
+    "/models/{model}/v1/completions": {"prompt": "a"},
 }
 SAME = {
     "/embeddings": "/v1/embeddings",
@@ -64,6 +66,7 @@ SAME = {
     "/classify": "/v1/classify",
     "/score": "/v1/score",
     "/models/{model}": "/",
+    "/models/{model}/chat/completions": "/models/{model}/v1/chat/completions",
 }
 MODEL_OF = {
     "/embed": "embedding",
@@ -73,6 +76,9 @@ MODEL_OF = {
     "/similarity": "embedding",
     "/rerank": "reranker",
     "": "reranker",
+    "/v1/chat/completions": "counter",
+    "/chat/completions": "counter",
+    "/v1/completions": "counter",
 }
 PATHS = [route.path for route in ROUTES if isinstance(route, ApiRoute) and "POST" in (route.methods or ())]
 
@@ -366,7 +372,9 @@ def test_classifier_without_names_of_labels_is_refused() -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 SCORE = {"model": "reranker", "text_1": "a", "text_2": "b"}
-SEVERAL = "/ is answered by embedding, classifier, sparse. Name one in the address, such as /models/embedding."
+SEVERAL = (
+    "/ is answered by embedding, classifier, sparse, per_token. Name one in the address, such as /models/embedding."
+)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 # The format that serves them, and its recipe.
@@ -106,40 +102,3 @@ def names_in(lists: list[Any], model_type: str) -> Iterator[str]:
     for listed in lists:
         names = listed.get(model_type, ())
         yield from (names,) if isinstance(names, str) else names
-
-
-# The values of a first request, by the names of fields or their kinds. A file's name stands for it in base64.
-SAMPLES = {
-    "image": "@photo.jpg@",
-    "audio": "@speech.wav@",
-    "video": "@clip.mp4@",
-    "text": "A dog sleeps on the sofa while it rains.",
-    "question": "What is the total?",
-    "query": "How old is Ada?",
-    "table": '{"name": ["Ada", "Grace"], "age": ["36", "85"]}',
-    "word_boxes": '[["Total", [10, 10, 90, 30]], ["12.50", [100, 10, 190, 30]]]',
-    "state": '"I was charged twice and want a refund."',
-    "questions": '{"refund": {"type": "noul", "instructions": "Is a refund requested?"}}',
-}
-
-
-def example_command(url: str, system: str, task: str, parameters: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """Return a command of the shell that sends the system a first request, with the parameters that it needs."""
-    fields = PIPELINE_TASKS[task].fields
-    values = {name: value for name, kind in fields.items() if (value := SAMPLES.get(name, SAMPLES.get(kind)))}
-    if task == "keypoint-matching":
-        values = {"images": '["@photo.jpg@", "@photo.jpg@"]'}
-    if "text" in fields:
-        values |= {"text": SAMPLES["text"]}
-        values.pop("audio", None)  # a text alone is enough
-    if needed := PIPELINE_TASKS[task].required | {**parameters}:
-        values["parameters"] = json.dumps(needed)
-    inputs = [{"name": name, "datatype": "BYTES", "shape": [1, 1], "data": [value]} for name, value in values.items()]
-    text, *rest = re.split(r"@([\w.]+)@", json.dumps({"inputs": inputs}))
-    curl = f"curl {url}/v2/models/{system}/infer -d"
-    if not rest:
-        return f"{curl} {shlex.quote(text)}"
-    steps = [f"printf %s {shlex.quote(text)}"]
-    for file, more in zip(rest[::2], rest[1::2], strict=True):
-        steps += [f"base64 -w0 {file}", f"printf %s {shlex.quote(more)}"]
-    return f"({'; '.join(steps)}) | {curl} @-"
