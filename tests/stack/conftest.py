@@ -18,7 +18,7 @@ GRAFANA = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
 SHARED = (
     *("test_dashboards", "test_clients", "test_embedding", "test_gateway", "test_generation", "test_gpt2"),
     *("test_onnx_backends", "test_rankers", "test_tasks", "test_token_vectors", "test_tools", "test_vision"),
-    *("test_adapters", "test_pipelines", "test_structured_output", "test_vision_language"),
+    *("test_adapters", "test_huggingface", "test_pipelines", "test_structured_output", "test_vision_language"),
 )
 # Modules that take minutes start first, so that no worker is left with one of them at the end.
 ORDER = (*SHARED, "test_comparison", "test_lifecycle", "test_neuron_embedding", "test_tune")
