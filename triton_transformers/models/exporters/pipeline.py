@@ -98,6 +98,7 @@ def write(job: Job, batch_size: int, traits: Traits) -> None:
         "required_parameters": ",".join(task.required),
         "field_parameters": ",".join(task.field_parameters),
         TRAITS: traits.as_parameter(),
+        "speech_model": speech_model(job),
     }
     if job.trust_remote_code:
         parameters["trust_remote_code"] = 1
@@ -108,6 +109,15 @@ def write(job: Job, batch_size: int, traits: Traits) -> None:
         config,
         {name: value for name, value in parameters.items() if value},
     )
+
+
+def speech_model(job: Job) -> str:
+    """Return the kind of a model that recognizes speech, or "": the gateway offers what the kind can do."""
+    if job.task != "automatic-speech-recognition":
+        return ""
+    config = read_config(job.weights)
+    is_ctc = any(name.endswith("ForCTC") for name in architectures_of(config))
+    return "whisper" if config["model_type"] == "whisper" else "ctc" if is_ctc else ""
 
 
 class Trial(NamedTuple):

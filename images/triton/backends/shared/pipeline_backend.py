@@ -29,6 +29,9 @@ OUTPUTS = "outputs"
 # The errors that come from the server's state, not from a request. PyTorch raises RuntimeError for all kinds.
 OWN_ERRORS = (MemoryError, torch.OutOfMemoryError, OSError, ImportError)
 OF_STATE = re.compile("memory|CUDA|cuDNN|CUBLAS", re.IGNORECASE)
+# The parameters of rows that run alone: a seed gives the same answer alone only, and transformers reads the language of
+# a batch from its first row.
+ALONE = {"seed", "return_language"}
 
 
 class Place(NamedTuple):
@@ -83,7 +86,7 @@ class PipelineBackend(BatchBackend[list[Row]]):
 
     def call(self, values: list[Any], parameters: dict[str, Any]) -> Iterator[bytes | Exception]:
         """Yield the answer of each value. If a batch fails, its rows run alone, so that only one gets the error."""
-        size = 1 if "seed" in parameters else self.batch_size  # a seed gives the same answer alone only
+        size = 1 if ALONE & parameters.keys() else self.batch_size
         for start in range(0, len(values), size):
             yield from self.call_together(values[start : start + size], parameters)
 
@@ -124,11 +127,15 @@ def run(pipe: Any, values: list[Any], parameters: dict[str, Any]) -> list[Any]:
     parameters = copy.deepcopy(parameters)  # pipelines change what they get
     if (seed := parameters.pop("seed", None)) is not None:
         transformers.set_seed(int(seed))
+    has_duration = parameters.pop("return_duration", False)
     if len(values) == 1:
-        return [pipe(values[0], **parameters)]
-    answers: list[Any] = list(pipe(values, batch_size=len(values), **parameters))
+        answers: list[Any] = [pipe(values[0], **parameters)]
+    else:
+        answers = list(pipe(values, batch_size=len(values), **parameters))
     if len(answers) != len(values):
         raise RuntimeError(f"{len(values)} rows got {len(answers)} answers")
+    for value, answer in zip(values, answers, strict=True) if has_duration else ():
+        answer["duration"] = len(value) / sampling_rate(pipe)
     return answers
 
 

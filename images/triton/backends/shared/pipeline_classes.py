@@ -115,6 +115,26 @@ def text_to_audio() -> Any:
     return Speech
 
 
+def speech_recognition() -> Any:
+    base: Any = transformers.AutomaticSpeechRecognitionPipeline
+
+    class Recognition(base):
+        """Takes Whisper's prompt as a text, where transformers' own takes the ids of its tokens.
+
+        As in OpenAI's program, only its last tokens count: with others, the answer would not fit the network.
+        """
+
+        def _sanitize_parameters(self, prompt: str | None = None, **others: Any) -> Any:
+            if prompt is not None:
+                start, *ids = self.tokenizer.get_prompt_ids(prompt).tolist()
+                last = ids[-(self.model.config.max_target_positions // 2 - 1) :]
+                prompt_ids = torch.tensor([start, *last], device=self.device)
+                others["generate_kwargs"] = {**others.get("generate_kwargs", {}), "prompt_ids": prompt_ids}
+            return super()._sanitize_parameters(**others)
+
+    return Recognition
+
+
 def video_classification() -> Any:
     base: Any = transformers.VideoClassificationPipeline
 
@@ -161,6 +181,7 @@ def image_text_to_text() -> Any:
 
 OWN = {
     "any-to-any": any_to_any,
+    "automatic-speech-recognition": speech_recognition,
     "image-text-to-text": image_text_to_text,
     "text-to-audio": text_to_audio,
     "video-classification": video_classification,
