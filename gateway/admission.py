@@ -27,7 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api_error import RETRY, ApiError, shown, timed_out
-from gateway.bodies import FILE, JSON, media_type
+from gateway.bodies import media_type
 from gateway.config import Config
 from gateway.counters import SLOT, Counters, InFlightSlot
 from gateway.monitoring import is_loopback
@@ -320,11 +320,8 @@ def _check_encoding(headers: Headers) -> None:
 
 def _check_media_type(route: ApiRoute, headers: Headers) -> None:
     """Raise ApiError unless the route reads such a body."""
-    kind = media_type(headers.get(b"content-type", b"").decode("latin-1"))
-    if kind == JSON or (route.takes_files and FILE.fullmatch(kind)):
-        return
-    files = ", or a file as image/*, audio/*, video/* or application/octet-stream" if route.takes_files else ""
-    raise ApiError(415, f"Send JSON, with the header 'content-type: application/json'{files}.")
+    if not route.body.types.fullmatch(media_type(headers.get(b"content-type", b"").decode("latin-1"))):
+        raise ApiError(415, f"Send {route.body.description}.")
 
 
 def _origin(error: Exception) -> str:

@@ -16,10 +16,21 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway import cohere_api, front_page, hugging_face_api, messages_api, page_boxes, responses_api, tei_api, vllm_api
+from gateway import (
+    audio_api,
+    cohere_api,
+    front_page,
+    hugging_face_api,
+    messages_api,
+    moderations,
+    page_boxes,
+    responses_api,
+    tei_api,
+    vllm_api,
+)
 from gateway.admission import METRICS_PATH, Admission
 from gateway.api_error import ErrorForm, anthropic_form, cohere_form, not_found, openai_form, tei_form
-from gateway.bodies import json_response
+from gateway.bodies import FILE_BODY, FORM_BODY, json_response
 from gateway.completions import chat, completions
 from gateway.config import Config
 from gateway.context import Gateway, gateway_of
@@ -49,7 +60,7 @@ async def list_models(request: Request) -> Response:
     more = {"object": "model", "created": int(gateway.started), "owned_by": "triton-transformers"}
     models: dict[str, dict[str, object]] = {}
     for system in await gateway.served.systems():
-        if system.kind != "other":
+        if system.is_listed:
             models[system.name] = {"id": system.name, **more}
         for adapter in system.adapters:
             own = f"{system.name}:{adapter}"
@@ -87,6 +98,11 @@ ROUTES = [
     *api("/v1/responses", responses_api.responses, "chat"),
     *api("/v1/messages", messages_api.messages, "chat", anthropic_form),
     *api("/v1/messages/count_tokens", messages_api.count_tokens, "", anthropic_form),
+    ApiRoute("/v1/audio/transcriptions", audio_api.transcriptions, "transcription", body=FORM_BODY),
+    ApiRoute("/v1/audio/translations", audio_api.translations, "translation", body=FORM_BODY),
+    *api("/v1/audio/speech", audio_api.speech, "speech"),
+    # Not every classifier moderates, so the page does not show it.
+    ApiRoute("/v1/moderations", moderations.moderate, "classify", is_shown=False),
     *api("/v1/rerank /rerank", vllm_api.rerank, "rerank"),
     *api("/v1/classify /classify", vllm_api.classify, "classify"),
     *api("/v1/score /score", vllm_api.score, "rerank embedding"),
@@ -104,7 +120,7 @@ ROUTES = [
     *tei("/info", tei_api.info, method="GET"),
     ApiRoute("/models/{model}/rerank", tei_api.rerank, error_form=tei_form),
     *api("/", tei_api.any_task, "", tei_form),
-    ApiRoute("/models/{model}", hugging_face_api.answer, error_form=tei_form, takes_files=True),
+    ApiRoute("/models/{model}", hugging_face_api.answer, error_form=tei_form, body=FILE_BODY),
     *api("/models/{model}/v1/completions", hugging_face_api.text_completions),
     *api("/models/{model}/v1/chat/completions /models/{model}/chat/completions", hugging_face_api.chat),
     Route("/health", health),

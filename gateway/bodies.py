@@ -10,6 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -31,6 +32,7 @@ KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     ((), "audio background_options container conversation dimensions inference_geo max_chunks_per_doc"),
     ((), "max_tokens_per_doc moderation prediction previous_response_id prompt stream_options web_search_options"),
+    ((), "chunking_strategy include[] instructions known_speaker_names[] known_speaker_references[]"),
     ((False,), "background continue_final_message echo include_stop_str_in_output logprobs raw_scores"),
     ((False,), "return_token_strs store stream use_beam_search"),
     ((True,), "add_generation_prompt include_reasoning spaces_between_special_tokens"),
@@ -57,8 +59,24 @@ NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     (("Right", "right"), "truncation_direction"),
 )
 NEUTRAL = {name: values for values, names in NEUTRAL_FIELDS for name in names.split()}
-# The media types of bodies that are one file. Clients that do not know the type send none.
-FILE = re.compile(r"|application/octet-stream|(image|audio|video)/.+")
+
+
+@dataclass(frozen=True)
+class MediaTypes:
+    """The media types that a route reads, and how an error names them."""
+
+    types: re.Pattern[str]
+    description: str
+
+
+JSON_BODY = MediaTypes(re.compile(JSON), f"JSON, with the header 'content-type: {JSON}'")
+# Clients that do not know the type of a file send none.
+FILE_BODY = MediaTypes(
+    re.compile(rf"{JSON}||application/octet-stream|(image|audio|video)/.+"),
+    f"{JSON_BODY.description}, or a file as image/*, audio/*, video/* or application/octet-stream",
+)
+FORM = "multipart/form-data"
+FORM_BODY = MediaTypes(re.compile(FORM), f"a form, with the header 'content-type: {FORM}'")
 # Half of a surrogate pair.
 HALF = re.compile("[\ud800-\udfff]")
 
@@ -143,8 +161,8 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(element, f"{path}[{index}]")
 
 
-def convert(fields: dict[str, Any], struct: type[Body]) -> Body:
-    """Return the fields as this Struct. Raise ApiError for a wrong one."""
+def convert(fields: dict[str, Any], struct: type[Body], strict: bool = True) -> Body:
+    """Return the fields as this Struct. Raise ApiError for a wrong one. Unless strict, numbers may be texts."""
     known = {field.encode_name: field for field in msgspec.structs.fields(struct)}
     supported = {}
     for name, value in fields.items():
@@ -153,7 +171,7 @@ def convert(fields: dict[str, Any], struct: type[Body]) -> Body:
         elif value is not None or known[name].required:
             supported[name] = value
     try:
-        return msgspec.convert(supported, struct, str_keys=True)
+        return msgspec.convert(supported, struct, strict=strict, str_keys=True)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), struct) from None
 

@@ -11,6 +11,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from gateway.api_error import ApiError, ErrorForm, openai_form, shown
+from gateway.bodies import JSON_BODY, MediaTypes
 
 # The label in the metrics of all paths that are no route.
 OTHER = "other"
@@ -28,12 +29,12 @@ class ApiRoute(Route):
         error_form: ErrorForm = openai_form,
         method: str = "POST",
         is_shown: bool = True,
-        takes_files: bool = False,
+        body: MediaTypes = JSON_BODY,
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.abilities = frozenset(abilities.split())
         self.error_form = error_form
-        self.takes_files = takes_files  # as the whole body, beside JSON
+        self.body = body
         self.is_shown = is_shown  # on the page: not the second path of the same API
 
 

@@ -51,11 +51,23 @@ class System:
         self.kind = own[0] if own else "other"
         # The ability tokens: the model returns the token ids of texts.
         others = {"chat": "messages" in self.inputs, "tokens": bool(tokenizing_model)}
+        task = self.parameter("task") if config.backend == "pipeline" else ""
+        self.speech_model = self.parameter("speech_model")  # of a pipeline that recognizes speech: whisper, ctc or ""
+        others |= {
+            "transcription": task == "automatic-speech-recognition",
+            "translation": self.speech_model == "whisper",
+            "speech": task == "text-to-audio",
+        }
         self.abilities = frozenset([*own, *(name for name, is_there in others.items() if is_there)])
 
     def can(self, abilities: Collection[str]) -> bool:
         """Return whether the system has one of these abilities."""
         return not self.abilities.isdisjoint(abilities)
+
+    @property
+    def is_listed(self) -> bool:
+        """Return whether OpenAI's API has a route for the system."""
+        return self.kind != "other" or self.can(("transcription", "speech"))
 
     @property
     def labels(self) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support.openai_clients import CLIENTS
 from tests.support.stacks import TestStack, bring_up, filled_stack, stacks
 from triton_transformers.settings import ROOT
 
@@ -18,7 +22,8 @@ GRAFANA = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
 SHARED = (
     *("test_dashboards", "test_clients", "test_embedding", "test_gateway", "test_generation", "test_gpt2"),
     *("test_onnx_backends", "test_rankers", "test_tasks", "test_token_vectors", "test_tools", "test_vision"),
-    *("test_adapters", "test_huggingface", "test_pipelines", "test_structured_output", "test_vision_language"),
+    *("test_adapters", "test_huggingface", "test_openai_audio", "test_pipelines", "test_structured_output"),
+    "test_vision_language",
 )
 # Modules that take minutes start first, so that no worker is left with one of them at the end.
 ORDER = (*SHARED, "test_comparison", "test_lifecycle", "test_neuron_embedding", "test_tune")
@@ -66,6 +71,19 @@ def stack(grafana_home) -> Iterator[TestStack]:
             "GRAFANA_HOME": str(grafana_home),
         }
         yield bring_up(stack)
+
+
+@pytest.fixture(scope="module")
+def client_packages() -> Iterator[None]:
+    """Make the clients importable. Importing them takes seconds, so workers that only collect the tests do not."""
+    sys.path.append(str(CLIENTS))
+    yield
+    sys.path.remove(str(CLIENTS))
+
+
+@pytest.fixture(scope="module")
+def openai(client_packages: None) -> ModuleType:
+    return importlib.import_module("openai")
 
 
 @pytest.fixture(scope="session")

@@ -29,17 +29,12 @@ from tests.support.batches import one_batch, stopped
 from tests.support.checkpoints import encoders, language
 from tests.support.embedding import embed
 from tests.support.generation import metrics, settled, text
+from tests.support.openai_clients import CLIENTS, INSTALL, NEEDS_CLIENTS
 from tests.support.stacks import TestStack
 from triton_transformers.corpus import MIXED
 from triton_transformers.settings import ROOT
 
-CLIENTS = ROOT / os.environ.get("OPENAI_CLIENTS", ".local/openai-clients")
-INSTALL = "`make test-stack SLOW=1 OPENAI_CLIENTS=.local/openai-clients` installs it"
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CLIENTS.is_dir(), reason=f"the package openai is missing: {INSTALL}"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("client_packages"), NEEDS_CLIENTS]
 
 KEY = TestStack.client_key
 IN_FLIGHT = 32  # as conftest.py sets it
@@ -81,19 +76,6 @@ def save_mychat(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def url(served) -> str:
     return f"{served.gateway}/v1"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def client_packages() -> Iterator[None]:
-    """Make the clients importable. Importing them takes seconds, so workers that only collect the tests do not."""
-    sys.path.append(str(CLIENTS))
-    yield
-    sys.path.remove(str(CLIENTS))
-
-
-@pytest.fixture(scope="module")
-def openai(client_packages):
-    return importlib.import_module("openai")
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from gateway.app import ROUTES
+from gateway.bodies import FORM_BODY
 from gateway.config import Config, Limits
 from gateway.routes import ApiRoute
 from tests.support.gateway import Reply, RunningGateway, gateway_before, running_gateway
+from tests.support.page_systems import pipeline
 from tests.support.triton_stand_in import (
     Model,
     TritonStandIn,
@@ -29,7 +31,7 @@ from tests.support.triton_stand_in import (
 )
 
 KEY = "a-key"
-ONE_OF_EACH_KIND = ("embedding", "reranker", "classifier", "sparse", "per_token", "counter", "streaming")
+ONE_OF_EACH_KIND = ("embedding", "reranker", "classifier", "sparse", "per_token", "counter", "streaming", "speaker")
 DOCUMENTS = ["nothing", "a red house", "red"]
 SCORES = [0.0, 1.0, 0.5]
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -43,6 +45,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "counter", "messages": MESSAGES},
     "/v1/rerank": {"model": "reranker", "query": "red", "documents": DOCUMENTS},
     "/v1/classify": {"model": "classifier", "input": "good"},
+    "/v1/moderations": {"model": "classifier", "input": "good"},
+    "/v1/audio/speech": {"model": "speaker", "input": "a", "voice": "default"},
     "/v1/score": {"model": "reranker", "text_1": "red", "text_2": DOCUMENTS},
     "/pooling": {"model": "embedding", "input": "a"},
     "/tokenize": {"model": "embedding", "prompt": "a"},
@@ -80,7 +84,12 @@ MODEL_OF = {
     "/chat/completions": "counter",
     "/v1/completions": "counter",
 }
-PATHS = [route.path for route in ROUTES if isinstance(route, ApiRoute) and "POST" in (route.methods or ())]
+ONE_TEXT = ("/v1/responses", "/v1/audio/speech")
+PATHS = [
+    route.path
+    for route in ROUTES
+    if isinstance(route, ApiRoute) and "POST" in (route.methods or ()) and route.body != FORM_BODY
+]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +97,9 @@ def triton() -> Iterator[TritonStandIn]:
     pairs, prompted = classifier("pairs"), embedding("prompted")
     pairs.inputs["text_pair"] = prompted.inputs["prompt_name"] = ("STRING", [1])
     generators = generator(), generator("streaming", streams=True)
-    models = embedding(), reranker(), classifier(), sparse(), token_encoder(), *generators, pairs, prompted
+    speaker, labels = pipeline("speaker", "text-to-audio", {"audio": "", "sampling_rate": 16000}), classifier()
+    labels.parameters["activation"] = "sigmoid"  # so that it moderates
+    models = embedding(), reranker(), labels, sparse(), token_encoder(), *generators, pairs, prompted, speaker
     with TritonStandIn(*models) as stand_in:
         yield stand_in
 
@@ -162,7 +173,13 @@ def test_every_path_has_the_same_keys_and_limits(locked: RunningGateway, triton:
     reply = locked.post(url, body | {"colour": "red"}, **key)
     assert (reply.status, message(reply)) == (400, "Unknown parameter: 'colour'.")
     texts = next((name for name in ("input", "documents", "text_2", "texts", "inputs", "prompt") if name in body), "")
-    if texts and path not in ("/similarity", "/models/{model}/similarity", "/tokenize", "/v1/responses"):
+    if texts and path not in (
+        "/similarity",
+        "/models/{model}/similarity",
+        "/tokenize",
+        "/v1/responses",
+        "/v1/audio/speech",
+    ):
         many = [["a"]] * 11 if "predict" in path else ["a"] * 11
         reply = locked.post(url, body | {texts: many}, **key)
         assert (reply.status, f"'{texts}' has 11 elements" in message(reply)) == (400, True)

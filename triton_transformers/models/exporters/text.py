@@ -391,8 +391,10 @@ def configs(model: TextModel) -> dict[str, tuple[Config, Parameters]]:
         for part in ("encoder", "answers"):
             parts[part][0]["max_batch_size"] = MAX_WINDOWS
     steps = {model.part(part).name: config for part, (config, _) in parts.items()}
-    # The gateway's clients get the labels by their names.
-    labels: Parameters = {"labels": json.dumps(model.labels, ensure_ascii=False)} if "scores" in task.answers else {}
+    # The gateway's clients get the labels by their names, and the gateway learns whether only one can be true.
+    labels: Parameters = {}
+    if "scores" in task.answers:
+        labels = {"labels": json.dumps(model.labels, ensure_ascii=False), "activation": model.activation}
     return parts | {"ensemble": (ensemble(steps, texts, responses), labels)}
 
 

@@ -1,0 +1,146 @@
+"""OpenAI's Python client, unchanged, on the routes of sound and of moderations of a real stack."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import transformers
+
+from bench.speech_rates import RATE, save_whisper, sound, wav
+from tests.support.checkpoints import encoders
+from tests.support.checkpoints.pipelines import find_pipeline
+from tests.support.openai_clients import NEEDS_CLIENTS
+from tests.support.stacks import TestStack
+from tests.unit.test_pipeline_graphs import WHISPER
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"), NEEDS_CLIENTS]
+
+SYSTEMS = ("whisper", "letters", "voice", "moderator")
+SHORT, LONG = wav(sound(0)), wav(np.concatenate([sound(number) for number in (7, 6, 5)]))  # 4 and 39 seconds
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    whisper = save_whisper(folder / "whisper", 3700, spread=0.3, **WHISPER)
+    # Random weights end no text before the limit of generation_config.json.
+    options = json.loads((whisper / "generation_config.json").read_text())
+    (whisper / "generation_config.json").write_text(json.dumps(options | {"max_length": 24}))
+    return {
+        "whisper": whisper,
+        "letters": find_pipeline("automatic-speech-recognition").save(folder / "letters"),
+        "voice": find_pipeline("text-to-audio").save(folder / "voice"),
+        "moderator": encoders.save_bert(
+            folder / "moderator", "ForSequenceClassification", **encoders.labels(["toxic", "non-toxic", "threat"])
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def served(stack: TestStack, checkpoints) -> TestStack:
+    stack.assemble(*({"SYSTEMS": name, "SOURCE": source} for name, source in checkpoints.items()))
+    return stack.serve(*SYSTEMS)
+
+
+@pytest.fixture(scope="module")
+def client(openai, served) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{served.gateway}/v1", api_key=served.client_key, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def recognize(checkpoints) -> Any:
+    """Return transformers' own pipeline of the Whisper."""
+    return transformers.pipeline("automatic-speech-recognition", model=str(checkpoints["whisper"]))
+
+
+@pytest.mark.parametrize("file", [SHORT, LONG], ids=["short", "long"])
+def test_whisper_transcribes_in_each_format(client, recognize, file):
+    samples = soundfile.read(io.BytesIO(file), dtype="float32")[0]
+    expected = recognize(samples.copy(), return_timestamps=True, return_language=True)
+    text = expected["text"].strip()
+
+    def ask(form: str, **options: Any) -> Any:
+        return client.audio.transcriptions.create(
+            model="whisper", file=("a.wav", file), response_format=form, **options
+        )
+
+    assert text
+    assert ask("json").text == text
+    assert ask("text") == f"{text}\n"
+    assert ask("srt").count(" --> ") == ask("vtt").count(" --> ") == len(expected["chunks"])
+    assert ask("vtt").startswith("WEBVTT\n\n00:")
+    verbose = ask("verbose_json", timestamp_granularities=["segment", "word"])
+    assert (verbose.text, verbose.task) == (text, "transcribe")
+    assert verbose.duration == pytest.approx(len(samples) / RATE)
+    assert verbose.language == expected["chunks"][0]["language"]
+    assert [(one.start, one.text) for one in verbose.segments] == [
+        (chunk["timestamp"][0], chunk["text"]) for chunk in expected["chunks"]
+    ]
+    words = recognize(samples.copy(), return_timestamps="word")["chunks"]
+    assert [one.word for one in verbose.words] == [word["text"].strip() for word in words]
+
+
+def test_whisper_translates_with_a_prompt(client, recognize):
+    options = {"return_timestamps": True, "generate_kwargs": {"task": "translate"}}
+    samples = soundfile.read(io.BytesIO(SHORT), dtype="float32")[0]
+    answer = client.audio.translations.create(model="whisper", file=SHORT, response_format="verbose_json")
+    assert (answer.text, answer.language) == (recognize(samples.copy(), **options)["text"].strip(), "english")
+    ids = recognize.tokenizer.get_prompt_ids("Ada", return_tensors="pt")
+    expected = recognize(samples, **options | {"generate_kwargs": {"task": "translate", "prompt_ids": ids}})
+    assert client.audio.translations.create(model="whisper", file=SHORT, prompt="Ada").text == expected["text"].strip()
+    # Only the end of a long prompt counts.
+    assert client.audio.translations.create(model="whisper", file=SHORT, prompt="Ada " * 1000).text
+
+
+def test_ctc_transcribes_with_words(client):
+    answer = client.audio.transcriptions.create(
+        model="letters", file=SHORT, response_format="verbose_json", timestamp_granularities=["word"]
+    )
+    assert " ".join(word.word for word in answer.words).split() == answer.text.split()
+    assert answer.duration == 4
+    assert client.audio.transcriptions.create(model="letters", file=SHORT).text == answer.text
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"file": b"Not a sound."}, "file"),
+        ({"language": "xx"}, "language"),
+        ({"model": "letters", "response_format": "srt"}, "response_format"),
+        ({"stream": True}, "stream"),
+    ],
+)
+def test_wrong_transcriptions_raise_the_clients_error(openai, client, options, param):
+    with pytest.raises(openai.BadRequestError) as error:
+        client.audio.transcriptions.create(**{"model": "whisper", "file": SHORT} | options)
+    assert error.value.param == param
+
+
+def test_text_is_spoken(openai, client):
+    answer = client.audio.speech.create(model="voice", input="a dog", voice="default")
+    samples, rate = soundfile.read(io.BytesIO(answer.content))
+    assert (answer.response.headers["content-type"], rate) == ("audio/wav", 16000)
+    assert samples.any()
+    with pytest.raises(openai.BadRequestError, match="'wav'"):
+        client.audio.speech.create(model="voice", input="a dog", voice="default", response_format="mp3")
+
+
+def test_texts_are_moderated(client, served):
+    texts = ["Which battery fits?", "The parcel arrives."]
+    results = client.moderations.create(model="moderator", input=texts).results
+    scores = served.ask("moderator", input_text=texts)["scores"]
+    for result, row in zip(results, scores, strict=True):
+        assert result.category_scores.to_dict() == pytest.approx({"toxic": row[0], "threat": row[2]}, abs=1e-4)
+        assert result.flagged == (max(row[0], row[2]) > 0.5)
+
+
+def test_models_of_sound_are_listed(client):
+    assert {model.id for model in client.models.list()} >= {*SYSTEMS}

@@ -1,0 +1,314 @@
+"""OpenAI's routes of sound and of moderations, with a stand-in for Triton."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.config import Limits
+from gateway.forms import MAX_FIELDS
+from tests.support.gateway import Reply, RunningGateway, gateway_before
+from tests.support.triton_stand_in import Failure, Model, TritonStandIn, of_texts, rows_of
+from triton_transformers.tensors import Tensor
+
+SOUND = b"RIFF\r\n--\x00\xff\r\n"
+CHUNKS = {
+    True: [("\u200b One.", 0.0, 1.5), (" Two.", 61.25, None)],
+    "word": [(" One.", 0.0, 1.5), (" Two.", 61.25, 61.5)],
+}
+
+
+def pipeline(name: str, task: str, field: str, compute: Any, **parameters: str) -> Model:
+    """Return a pipeline whose answer is `compute` of the field's content and the parameters."""
+
+    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        (sent,) = inputs["parameters"].texts() if "parameters" in inputs else ["{}"]
+        (content,) = rows_of(inputs[field])
+        yield [Tensor.from_texts("outputs", [json.dumps(compute(content, json.loads(sent)))], [1, 1])]
+
+    names = {"inputs", field, "parameters"}
+    return Model(
+        name,
+        {name: ("STRING", [1]) for name in names},
+        {"outputs": ("STRING", [1])},
+        answer,
+        parameters={"task": task, "fields": f"{field}={'audio' if field == 'audio' else 'text'}", **parameters},
+        optional=tuple(names),
+        settings={"backend": "pipeline"},
+    )
+
+
+def hear(content: bytes, parameters: dict[str, Any]) -> Any:
+    """Answer as Whisper does."""
+    if content != SOUND:
+        raise Failure(grpc.StatusCode.INVALID_ARGUMENT, "row 0 of 'audio': it is not a whole file")
+    if parameters.get("generate_kwargs", {}).get("language") == "xx":
+        raise Failure(grpc.StatusCode.INVALID_ARGUMENT, "Unsupported language: xx")
+    answer: dict[str, Any] = {"text": " One. Two."}
+    if stamps := parameters.get("return_timestamps"):
+        more = {"language": "french"} if "return_language" in parameters else {}
+        answer["chunks"] = [
+            {"text": text.strip("\u200b"), "timestamp": [start, end], **more} for text, start, end in CHUNKS[stamps]
+        ]
+    return answer | ({"duration": 62.0} if "return_duration" in parameters else {})
+
+
+def moderator(name: str, labels: list[str], activation: str) -> Model:
+    """Return a classifier whose scores are the numbers of the text."""
+
+    def compute(texts: list[str]) -> list[Tensor]:
+        scores = [[float(number) for number in text.split()[: len(labels)]] for text in texts]
+        names = Tensor.from_texts("label", [labels[0]] * len(texts), [len(texts), 1])
+        best = Tensor.from_values("score", "FP32", [[max(row)] for row in scores])
+        return [names, best, Tensor.from_values("scores", "FP32", scores)]
+
+    outputs: Any = {"label": ("STRING", [1]), "score": ("FP32", [1]), "scores": ("FP32", [len(labels)])}
+    return of_texts(name, outputs, compute, parameters={"labels": json.dumps(labels), "activation": activation})
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
+    speech = {"audio": base64.b64encode(b"RIFF...").decode(), "sampling_rate": 16000}
+    models = (
+        pipeline("whisper", "automatic-speech-recognition", "audio", hear, speech_model="whisper"),
+        pipeline("letters", "automatic-speech-recognition", "audio", hear, speech_model="ctc"),
+        pipeline("other", "automatic-speech-recognition", "audio", hear),
+        pipeline("voice", "text-to-audio", "text", lambda text, _: speech),
+        moderator("toxic", ["toxic", "Non-Toxic"], "softmax"),
+        moderator("kinds", ["insult", "threat"], "sigmoid"),
+        moderator("mood", ["glad", "sad"], "softmax"),
+    )
+    with gateway_before(*models, limits=Limits(body=20_000)) as both:
+        yield both
+
+
+@pytest.fixture
+def gateway(running: tuple[RunningGateway, TritonStandIn]) -> RunningGateway:
+    return running[0]
+
+
+@pytest.fixture
+def triton(running: tuple[RunningGateway, TritonStandIn]) -> TritonStandIn:
+    running[1].received.clear()
+    return running[1]
+
+
+def form(*fields: tuple[str, str | bytes]) -> bytes:
+    return (
+        b"".join(
+            b'--xyz\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+            % (
+                name.encode(),
+                b'; filename="a.wav"\r\nContent-Type: audio/wav' if name == "file" else b"",
+                value if isinstance(value, bytes) else value.encode(),
+            )
+            for name, value in fields
+        )
+        + b"--xyz--\r\n"
+    )
+
+
+def send(gateway: RunningGateway, *fields: tuple[str, str | bytes], task: str = "transcriptions") -> Reply:
+    return gateway.post(f"/v1/audio/{task}", form(*fields), content_type='multipart/form-data; boundary="xyz"')
+
+
+def hear_with(gateway: RunningGateway, model: str = "whisper", task: str = "transcriptions", **fields: str) -> Reply:
+    return send(gateway, ("model", model), ("file", SOUND), *fields.items(), task=task)
+
+
+def sent_parameters(triton: TritonStandIn) -> list[Any]:
+    return [json.loads(received.inputs["parameters"].texts()[0]) for received in triton.received]
+
+
+# --- speech to text ---------------------------------------------------------------------------------------------------
+
+
+def test_each_format_has_the_speech(gateway, triton):
+    assert hear_with(gateway).json == {"text": "One. Two."}
+    text = hear_with(gateway, response_format="text")
+    assert (text.body, text.headers["content-type"]) == (b"One. Two.\n", "text/plain; charset=utf-8")
+    assert sent_parameters(triton) == [{"return_timestamps": True}] * 2
+    assert hear_with(gateway, response_format="srt").body.decode() == (
+        "1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n00:01:01,250 --> 00:01:02,000\nTwo.\n"
+    )
+    assert hear_with(gateway, response_format="vtt").body.decode() == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne.\n\n00:01:01.250 --> 00:01:02.000\nTwo.\n"
+    )
+
+
+def test_verbose_answer_has_segments_and_words(gateway, triton):
+    both = [("timestamp_granularities[]", name) for name in ("word", "segment")]
+    fields = [("model", "whisper"), ("file", SOUND), ("response_format", "verbose_json"), *both]
+    answer = send(gateway, *fields).json
+    segments = answer.pop("segments")
+    assert [(one["id"], one["start"], one["end"], one["text"]) for one in segments] == [
+        (0, 0.0, 1.5, " One."),
+        (1, 61.25, 62.0, " Two."),
+    ]
+    assert answer == {
+        "task": "transcribe",
+        "language": "french",
+        "duration": 62.0,
+        "text": "One. Two.",
+        "words": [{"start": 0.0, "end": 1.5, "word": "One."}, {"start": 61.25, "end": 61.5, "word": "Two."}],
+    }
+    assert sorted(str(sent["return_timestamps"]) for sent in sent_parameters(triton)) == ["True", "word"]
+
+
+def test_options_reach_whisper(gateway, triton):
+    hear_with(gateway, language="fr", prompt="Ada", temperature="0.5")
+    hear_with(gateway, task="translations", response_format="verbose_json")
+    assert sent_parameters(triton) == [
+        {"prompt": "Ada", "generate_kwargs": {"language": "fr", "temperature": 0.5}, "return_timestamps": True},
+        {"generate_kwargs": {"task": "translate"}, "return_duration": True, "return_timestamps": True},
+    ]
+
+
+def test_other_models_answer_what_they_can(gateway, triton):
+    assert hear_with(gateway, "other").json == {"text": "One. Two."}
+    words = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+    answer = hear_with(gateway, "letters", **words).json
+    assert (answer["language"], len(answer["words"]), "segments" in answer) == (None, 2, False)
+    assert sent_parameters(triton) == [{}, {"return_duration": True, "return_timestamps": "word"}]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param"),
+    [
+        ("whisper", {"language": "xx"}, "language"),
+        ("whisper", {"response_format": "mp3"}, "response_format"),
+        ("whisper", {"temperature": "2"}, "temperature"),
+        ("whisper", {"temperature": "warm"}, "temperature"),
+        ("whisper", {"stream": "true"}, "stream"),
+        ("whisper", {"include[]": "logprobs"}, "include[]"),
+        ("whisper", {"colour": "red"}, "colour"),
+        ("whisper", {"timestamp_granularities[]": "word"}, "timestamp_granularities[]"),
+        ("letters", {"language": "fr"}, "language"),
+        ("letters", {"prompt": "Ada"}, "prompt"),
+        ("letters", {"temperature": "0.5"}, "temperature"),
+        ("letters", {"response_format": "srt"}, "response_format"),
+        ("letters", {"response_format": "verbose_json"}, "timestamp_granularities[]"),
+        ("other", {"response_format": "verbose_json"}, "response_format"),
+        ("voice", {}, "model"),
+    ],
+)
+def test_impossible_field_is_refused_by_name(gateway, model, fields, param):
+    reply = hear_with(gateway, model, **fields)
+    assert (reply.status, reply.error["param"]) == (400, param), reply.body
+
+
+def test_translations_take_whisper_and_no_language(gateway):
+    assert hear_with(gateway, task="translations", language="fr").error["param"] == "language"
+    assert hear_with(gateway, "letters", task="translations").error["code"] == "model_not_supported"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ([("model", "whisper")], 400, "file"),
+        ([("model", "whisper"), ("file", b"")], 400, "file"),
+        ([("model", "whisper"), ("file", SOUND), ("file", SOUND)], 400, "file"),
+        ([("model", "whisper"), ("file", b"just a text")], 400, "file"),
+        ([("file", SOUND)], 400, "model"),
+        ([("model", "absent"), ("file", SOUND)], 404, "model"),
+        ([("model", "whisper"), ("model", "letters"), ("file", SOUND)], 400, "model"),
+        ([("model", b"\xff"), ("file", SOUND)], 400, "model"),
+        ([("model", "whisper"), ("file", SOUND * 2000)], 413, None),
+        ([("a", "b")] * (MAX_FIELDS + 1), 400, None),
+    ],
+)
+def test_wrong_form_is_refused(gateway, fields, status, param):
+    reply = send(gateway, *fields)
+    assert (reply.status, reply.error["param"]) == (status, param), reply.body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"--abc--\r\n",
+        form(("model", "whisper")).removesuffix(b"--\r\n"),
+        form(("", "whisper")).replace(b'name=""', b"name"),
+        b"--xyz\r\n" + b"A: b\r\n" * 3000 + b"\r\n--xyz--",
+    ],
+    ids=["empty", "other boundary", "cut off", "no name", "long head"],
+)
+def test_malformed_form_is_refused(gateway, body):
+    reply = gateway.post("/v1/audio/transcriptions", body, content_type="multipart/form-data; boundary=xyz")
+    assert (reply.status, "not a valid form" in reply.error["message"]) == (400, True), reply.body
+
+
+def test_json_in_place_of_a_form_gets_415(gateway):
+    reply = gateway.post("/v1/audio/transcriptions", {"model": "whisper"})
+    assert (reply.status, "multipart/form-data" in reply.error["message"]) == (415, True)
+
+
+# --- text to speech ---------------------------------------------------------------------------------------------------
+
+
+def test_speech_is_a_wav_file(gateway):
+    reply = gateway.post("/v1/audio/speech", {"model": "voice", "input": "Hi", "voice": "default", "speed": 1})
+    assert (reply.status, reply.headers["content-type"], reply.body) == (200, "audio/wav", b"RIFF...")
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("input", ""),
+        ("voice", "alloy"),
+        ("response_format", "mp3"),
+        ("speed", 2),
+        ("stream_format", "sse"),
+        ("instructions", "Whisper."),
+        ("model", "whisper"),
+    ],
+)
+def test_speech_refuses_by_name(gateway, param, value):
+    reply = gateway.post("/v1/audio/speech", {"model": "voice", "input": "Hi", "voice": "default", param: value})
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert param != "response_format" or "'wav'" in reply.error["message"]
+
+
+def test_systems_of_sound_are_listed(gateway):
+    names = {model["id"] for model in gateway.get("/v1/models").json["data"]}
+    assert names >= {"whisper", "letters", "other", "voice"}
+
+
+# --- moderations ------------------------------------------------------------------------------------------------------
+
+
+def moderated(gateway: RunningGateway, model: str, value: Any) -> list[Any]:
+    reply = gateway.post("/v1/moderations", {"model": model, "input": value})
+    assert reply.status == 200, reply.body
+    return reply.json["results"]
+
+
+def test_harmless_label_flags_nothing(gateway):
+    harmful, harmless = moderated(gateway, "toxic", ["0.75 0.25", "0.25 0.75"])
+    assert (harmful["flagged"], harmful["categories"], harmful["category_scores"]) == (
+        True,
+        {"toxic": True},
+        {"toxic": 0.75},
+    )
+    assert (harmless["flagged"], harmless["categories"]) == (False, {"toxic": False})
+
+
+def test_several_labels_may_be_flagged(gateway):
+    (result,) = moderated(gateway, "kinds", "0.75 0.75")
+    assert result["categories"] == {"insult": True, "threat": True}
+    (result,) = moderated(gateway, "kinds", [{"type": "text", "text": "0.25"}, {"type": "text", "text": "0.5"}])
+    assert (result["flagged"], result["category_scores"]) == (False, {"insult": 0.25, "threat": 0.5})
+
+
+def test_moderations_refuse_other_classifiers_and_images(gateway):
+    reply = gateway.post("/v1/moderations", {"model": "mood", "input": "0.5 0.5"})
+    assert (reply.status, reply.error["code"]) == (400, "model_not_supported")
+    assert "glad, sad" in reply.error["message"]
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    reply = gateway.post("/v1/moderations", {"model": "toxic", "input": [image]})
+    assert (reply.status, reply.error["param"], "images" in reply.error["message"]) == (400, "input", True)
