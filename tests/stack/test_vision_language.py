@@ -18,6 +18,9 @@ from tests.unit.test_chat_images import CHATS, NEW_TOKENS, Loaded, picture, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
+# The families that OpenVINO GenAI serves here; tests/unit/test_chat_images.py has the others.
+FORMATS = dict.fromkeys(("llava", "qwen3_vl"), "openvino-fp32")
+
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> dict[str, Path]:
@@ -28,7 +31,12 @@ def sources(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def assembled(stack: TestStack, sources) -> TestStack:
     # The task follows from config.json.
-    stack.assemble(*({"SYSTEMS": family, "SOURCE": source, "TASK": ""} for family, source in sources.items()))
+    stack.assemble(
+        *(
+            {"SYSTEMS": family, "SOURCE": source, "TASK": "", "FORMAT": FORMATS.get(family, "python")}
+            for family, source in sources.items()
+        )
+    )
     return stack
 
 

@@ -19,6 +19,8 @@ from shared.decoding import Decoder
 from shared.types import BadRequest
 from tests.support.checkpoints.vision_language import FAMILIES, save_vision_language
 from tests.support.python_backend import instance_args, parameters
+from tests.support.served import assemble
+from triton_transformers.models.catalogue import FormatUnavailable
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -186,6 +188,13 @@ def picture_of(size: tuple[int, int]) -> bytes:
 # --- the backend ------------------------------------------------------------------------------------------------------
 
 
+def request_of(pb_utils: Any, messages: list[dict[str, Any]], files: list[bytes], **options: object) -> Any:
+    sent = {"messages": np.array([json.dumps(messages).encode()], object), "max_new_tokens": [NEW_TOKENS]}
+    if files:
+        sent["images"] = np.array(files, object)
+    return pb_utils.InferenceRequest(["text", "num_input_tokens"], options, **sent)
+
+
 def test_backend_prepares_the_images_of_few_requests_at_a_time(load, pb_utils):
     """Prepared images take much memory. A wrong image, like an answer, makes room for the next request."""
     library = load("llava")
@@ -195,13 +204,8 @@ def test_backend_prepares_the_images_of_few_requests_at_a_time(load, pb_utils):
     requests = []
     for number in range(9):
         chat = [user(picture(number), "What is this?")]
-        (messages, files) = library.sent(chat)
-        sent = {
-            "messages": np.array([json.dumps(messages).encode()], object),
-            "images": np.array([files[0][: 99 if number % 2 else None]], object),
-            "max_new_tokens": [NEW_TOKENS],
-        }
-        requests.append((chat, pb_utils.InferenceRequest(["text", "num_input_tokens"], **sent)))
+        messages, files = library.sent(chat)
+        requests.append((chat, request_of(pb_utils, messages, [files[0][: 99 if number % 2 else None]])))
     backend.execute([request for _, request in requests])
     for number, (chat, request) in enumerate(requests):
         assert request.sender.finished.wait(60)
@@ -217,3 +221,83 @@ def test_backend_prepares_the_images_of_few_requests_at_a_time(load, pb_utils):
     assert [backend.image_room.acquire(timeout=60) for _ in range(2)] == [True, True]
     assert not backend.image_room.acquire(blocking=False)
     backend.finalize()
+
+
+# --- OpenVINO GenAI ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_openvino(tmp_path, pb_utils):
+    """Return a function that starts a model on OpenVINO GenAI, and one that asks it chats at the same time."""
+    started = []
+
+    def start(library: Loaded, **own: object) -> Any:
+        assemble(library.folder, tmp_path, "openvino-fp32")
+        backend = importlib.import_module("shared.genai_engine").GenAIGeneration()
+        config = {"input": [{"name": "images"}]} | parameters(cache_gigabytes=1, **own)
+        backend.initialize(instance_args(tmp_path / "m", config))
+        started.append(backend)
+
+        def ask(*chats: list[dict[str, Any]], **options: object) -> list[Any]:
+            requests = [request_of(pb_utils, *library.sent(chat), **options) for chat in chats]
+            backend.execute(requests)
+            assert all(request.sender.finished.wait(60) for request in requests)
+            return [request.sender.responses[0] for request in requests]
+
+        return ask
+
+    yield start
+    for backend in started:
+        backend.finalize()
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gemma3"])
+def test_texts_on_openvino_are_those_of_transformers(load, on_openvino, family):
+    library = load(family)
+    # These have one text and other images, and the images of a chat before.
+    chats = [*CHATS.values(), *([user(picture(seed), "What is this?")] for seed in (7, 8)), CHATS["an earlier image"]]
+    expected = []
+    for chat in chats:
+        prompt, new = library.reference(chat)
+        expected.append({"text": [library.decoder.decode(new).encode()], "num_input_tokens": [len(prompt)]})
+    ask = on_openvino(library)
+    for batch in (range(len(chats)), range(len(chats))[::-1], *([i] for i in range(len(chats)))):
+        answers = ask(*(chats[i] for i in batch))
+        assert [answer.outputs for answer in answers] == [expected[i] for i in batch]
+
+
+def test_gemma_is_refused_for_openvino(load, tmp_path):
+    with pytest.raises(FormatUnavailable, match="its attention sees an image's tokens in both directions"):
+        assemble(load("gemma3").folder, tmp_path, "openvino-fp32")
+
+
+def test_options_of_a_chat_with_an_image_on_openvino(load, on_openvino):
+    library = load("qwen2_vl")
+    chat = CHATS["one image"]
+    _, new = library.reference(chat)
+    text = library.decoder.decode(new)
+    ask = on_openvino(library, client_grammars="true")
+
+    def answer(**options: object) -> str:
+        (response,) = ask(chat, **options)
+        return str(response.error[1]) if response.error else response.outputs["text"][0].decode()
+
+    assert answer(logprobs=3, return_logprobs=True) == text
+    assert answer(temperature=1.5, top_k=1, seed=3, presence_penalty=0.0) == text
+    assert answer(stop="go") == text[: text.index("go")]
+    assert answer(structured_outputs=json.dumps({"choice": ["rain", "snow"]})) in ("rain", "snow")
+    assert "'repetition_penalty': OpenVINO GenAI does not have it together with images" in answer(
+        repetition_penalty=1.5
+    )
+    assert answer() == text
+
+
+def test_requests_with_images_beyond_the_limit_are_refused(load, on_openvino, monkeypatch):
+    library = load("llava")
+    chat = CHATS["one image"]
+    ask = on_openvino(library, max_batch=1, max_waiting=2)
+    answers = ask(*[chat] * 20)
+    errors = {answer.error for answer in answers}
+    assert None in errors
+    assert all("wait already: try again later" in message for _, message in errors - {None})
+    assert len(errors) > 1

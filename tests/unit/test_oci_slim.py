@@ -94,6 +94,9 @@ def test_engine_of_a_generating_system_follows_from_its_files(tmp_path):
         assert engines(["on_gpu_stream"], tmp_path, profile) == {"vllm"}
         assert engines(["on_torch", "on_gpu"], tmp_path, profile) == {"transformers", "vllm"}
         assert engines(["texts"], tmp_path, profile) == set()
+    put(tmp_path, "sees", "openvino_model.xml")
+    (tmp_path / "sees/1/vision").mkdir()
+    assert engines(["sees"], tmp_path, "cpu") == {"openvino-genai", "transformers"}
     put(tmp_path, "new")
     assert engines(["new"], tmp_path, "cuda") == {"vllm"}
     assert engines(["new"], tmp_path, "cpu") == {"openvino-genai"}

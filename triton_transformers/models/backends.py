@@ -33,6 +33,8 @@ FILES = {
 # The backend that continues texts, and its engines by a file beside the weights. The backend chooses by the same files.
 GENERATION = "generation"
 ENGINES = {"openvino_model.xml": "openvino-genai", "model.json": "vllm", "config.json": "transformers"}
+# The folder of the part that reads images, on transformers, beside a language part on OpenVINO GenAI.
+VISION = "vision"
 
 
 def needed(systems: list[str], repository: Path, profile: str = "") -> set[str]:
@@ -45,10 +47,13 @@ def engines(systems: list[str], repository: Path, profile: str = "") -> set[str]
     models = [model for model, backend in by_model(systems, repository, profile).items() if backend == GENERATION]
     folders = {load_config(model, repository, profile).parameters.get("weights", model) for model in models}
     default = "vllm" if profile == "cuda" else "openvino-genai"
-    return {
+    found = {
         next((engine for file, engine in ENGINES.items() if any((repository / folder).glob(f"*/{file}"))), default)
         for folder in folders
     }
+    if any(any((repository / folder).glob(f"*/{VISION}")) for folder in folders):
+        found.add("transformers")
+    return found
 
 
 def by_model(systems: list[str], repository: Path, profile: str = "") -> dict[str, str]:

@@ -121,7 +121,7 @@ RECIPES = {
     **{task: Recipe("text", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
     TEXT_IMAGE: Recipe("vision"),
     "text-generation": Recipe("generation", TEXT_FORMATS, version="2"),
-    IMAGE_TEXT: Recipe("generation", ("vllm", "python")),
+    IMAGE_TEXT: Recipe("generation", tuple(form for form in TEXT_FORMATS if form != "openvino-bf16")),
     "image-classification": Recipe("vision"),
     "image-feature-extraction": Recipe("vision"),
     "gpt2": Recipe("gpt2", ("onnx",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from triton_transformers.models.exporters.quantized import readable_weights
 from triton_transformers.models.exporters.served import backend_config
 from triton_transformers.models.sources import Weights
 from triton_transformers.models.tasks import IMAGE_TEXT, task_of_architecture
-from triton_transformers.models.unsupported import check_weights, quantization, read_parts
+from triton_transformers.models.unsupported import INDEX, check_weights, quantization, read_parts
 from triton_transformers.settings import UserError
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ def assemble_readable(job: Job) -> Outcome:
                 own["speculative_config"] = add_draft(job, job.draft, tokenizer, limits, version)
             write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code, **own)
         else:
+            if job.task == IMAGE_TEXT:  # the server's processor reads them
+                for file in other_files(job):
+                    if not file.name.endswith(INDEX):
+                        shutil.copyfile(file, version / file.name)
             outcome = openvino_export.export(job, tokenizer, limits["context"], version).join(outcome)
             limits |= {name: outcome.facts[name] for name in ("weights", "dtype")}
             limits["context"] = outcome.facts.pop("context")

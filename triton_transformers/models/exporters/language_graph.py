@@ -7,6 +7,7 @@ module gives transformers an attention of its own, which traces to operations th
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,11 @@ def convert(model: transformers.PreTrainedModel) -> openvino.Model:
     if model.dtype.itemsize < 4:
         patch_model.__make_16bit_traceable(model)
     tokens, positions = torch.ones(2, 3, dtype=torch.long), torch.arange(1, 4).expand(2, -1)
-    example = (tokens, positions, *(past.float().repeat(2, 1, 1, 1) for past in pasts))
-    graph = openvino.convert_model(Step(model).eval(), example_input=example)
+    step = ImageStep(model) if sees_images(model) else Step(model)
+    example = (tokens, positions, *step.example_rows(), *(past.float().repeat(2, 1, 1, 1) for past in pasts))
+    graph = openvino.convert_model(step.eval(), example_input=example)
+    if isinstance(step, ImageStep):
+        read_image_rows(graph, step.columns)
     layers = traced_layers(graph, calls, windows)
     add_sinks(graph, layers)
     add_states(graph, [(past.shape[1], past.shape[3]) for past in pasts])
@@ -159,14 +163,90 @@ class Step(torch.nn.Module):
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, *pasts: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        cache = DynamicCache()
-        for keys, values in zip(pasts[::2], pasts[1::2], strict=True):
-            layer = DynamicLayer()
-            # update() would first concatenate them with nothing, where OpenVINO GenAI expects one concatenation.
-            layer.keys, layer.values, layer.is_initialized = keys, values, True
-            cache.layers.append(layer)
+        cache = filled_cache(pasts)
         logits = self.model(input_ids=input_ids, position_ids=position_ids, cache=cache, use_cache=True).logits
         return logits, *tensors(cache)
+
+    def example_rows(self) -> tuple[torch.Tensor, ...]:
+        return ()
+
+
+class ImageStep(Step):
+    """The same for a model that sees images, whose tokens get embeddings and places from shared/image_rows.py."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.width = model.config.get_text_config().hidden_size
+        self.layers = deep_layers(model.config)
+        self.columns = self.width * (1 + self.layers) + 1
+        self.has_axes = hasattr(model.model, "get_rope_index")
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        rows: torch.Tensor,
+        places: torch.Tensor,
+        *pasts: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        model: Any = self.model
+        cache = filled_cache(pasts)
+        is_image = rows[..., -1:] > 0
+        own: dict[str, Any] = {}
+        if self.has_axes:
+            position_ids = torch.where(places < 0, position_ids[None], places)
+        if self.layers:
+            decoder = model.get_decoder()
+            decoder._deepstack_process = lambda states, _, added: states + added  # rows of texts are zeros
+            added = rows[..., :-1].split(self.width, dim=-1)[1:]
+            own = {"visual_pos_masks": is_image, "deepstack_visual_embeds": added}
+        embeddings = torch.where(is_image, rows[..., : self.width], model.get_input_embeddings()(input_ids))
+        states = model.get_decoder()(
+            inputs_embeds=embeddings, position_ids=position_ids, cache=cache, use_cache=True, **own
+        ).last_hidden_state
+        return model.get_output_embeddings()(states), *tensors(cache)
+
+    def example_rows(self) -> tuple[torch.Tensor, ...]:
+        return torch.zeros(2, 3, self.columns), torch.full((3, 2, 3), -1)  # those of shared/image_rows.py
+
+
+def sees_images(model: transformers.PreTrainedModel) -> bool:
+    return hasattr(model, "get_image_features")
+
+
+def deep_layers(config: Any) -> int:
+    """Return how many layers add features of images to their states."""
+    return len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
+
+
+def filled_cache(pasts: Sequence[torch.Tensor]) -> DynamicCache:
+    cache = DynamicCache()
+    for keys, values in zip(pasts[::2], pasts[1::2], strict=True):
+        layer = DynamicLayer()
+        # update() would first concatenate them with nothing, where OpenVINO GenAI expects one concatenation.
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        cache.layers.append(layer)
+    return cache
+
+
+def read_image_rows(graph: openvino.Model, columns: int) -> None:
+    """Let the graph look up the rows itself, by the numbers of its tokens."""
+    from openvino import opset13 as ops
+
+    from triton_transformers.models.exporters.openvino_export import backends
+
+    with backends():
+        from shared.image_rows import ImageRows
+
+    numbers, _, rows, places = graph.inputs[:4]
+    targets = [port.get_target_inputs() for port in (numbers, rows, places)]
+    found = ImageRows([numbers, ops.constant(np.zeros(columns, np.float32)).output(0)])
+    for output, readers, kind in zip(found.outputs(), targets, (np.int64, np.float32, np.int64), strict=True):
+        for reader in readers:
+            reader.replace_source_output(ops.convert(output, kind).output(0))
+    for port in (rows, places):
+        graph.remove_parameter(port.get_node())
+    graph.validate_nodes_and_infer_types()
 
 
 def keys_and_values(model: transformers.PreTrainedModel) -> list[torch.Tensor]:

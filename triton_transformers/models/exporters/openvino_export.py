@@ -20,6 +20,7 @@ from triton_transformers.corpus import MIXED
 from triton_transformers.models.catalogue import FormatUnavailable, Job, Outcome
 from triton_transformers.models.exporters.served import BACKENDS
 from triton_transformers.models.silence import quiet, silent
+from triton_transformers.models.tasks import IMAGE_TEXT
 
 if TYPE_CHECKING:
     import openvino
@@ -40,6 +41,8 @@ def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, fo
     """Write the model into the folder. Raise FormatUnavailable if OpenVINO cannot serve it."""
     check_memory(job)
     check_cpu(job.format)
+    from triton_transformers.models.exporters import vision_export
+
     with quiet(), tempfile.TemporaryDirectory(dir=folder) as work:
         model = load(job)
         texts = token_windows(tokenizer, context)
@@ -47,12 +50,17 @@ def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, fo
         with backends():
             from shared.pretrained import rotary_context
         rotary_limit, kind = rotary_context(model.config), model.config.model_type
+        chat = vision_export.greedy_chat(job, model) if job.task == IMAGE_TEXT else None
+        if chat:
+            vision_export.write(model, folder)
         graph = convert(model)
         del model
         exported = Path(work)
         weights = "fp32" if job.format == "openvino-fp32" else "fp16"
         save(graph, exported, weights)
         after = served_perplexity(exported, texts, kind)
+        if chat:
+            vision_export.check(chat, exported, folder)
         if not abs(rise(before, after)) <= MAX_RISE:
             raise FormatUnavailable(
                 f"exported to OpenVINO, its perplexity is {after:.4g} instead of {before:.4g} on the committed texts"
@@ -135,13 +143,14 @@ def backends() -> Iterator[None]:
 def load(job: Job) -> PreTrainedModel:
     import transformers
 
+    library = transformers.AutoModelForImageTextToText if job.task == IMAGE_TEXT else transformers.AutoModelForCausalLM
     config = json.loads((job.weights / "config.json").read_text())
+    if config["model_type"] == "gemma3" and job.task == IMAGE_TEXT:
+        raise FormatUnavailable("its attention sees an image's tokens in both directions")
     if job.trust_remote_code and "AutoModelForCausalLM" in config.get("auto_map", {}):
         raise FormatUnavailable("it brings its own code, which the export to OpenVINO does not run")
     transformers.logging.set_verbosity_error()
-    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
-        job.weights, dtype="auto", local_files_only=True
-    )
+    model: PreTrainedModel = library.from_pretrained(job.weights, dtype="auto", local_files_only=True)
     if job.format == "openvino-fp32" and model.dtype.itemsize < 4:
         raise FormatUnavailable("its weights are stored in 16 bits: set FORMAT=openvino-fp16")
     return model.eval()

@@ -13,9 +13,10 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from shared.chat_template import IMAGES
 from shared.continuation import Logprobs, Options, Row
 from shared.generation import Job, TextGeneration
-from shared.parameters import weights_folder
+from shared.parameters import has_input, weights_folder
 from shared.text_tokenizer import TextTokenizer
 from shared.types import BadRequest, InstanceArgs, ModelConfig
 
@@ -82,6 +83,10 @@ class TokenEngine(ABC):
 class ContinuousGeneration(TextGeneration):
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> TextTokenizer:
         folder = weights_folder(config, args)
+        if has_input(config, IMAGES):
+            from shared.chat_images import ChatImages
+
+            self.chat_images = ChatImages(config, args)
         tokenizer = self.tokenizer = TextTokenizer(folder)
         engine = self.load_engine(folder, config, args)
         self.engine_labels = {"engine": engine.name, "precision": engine.precision}

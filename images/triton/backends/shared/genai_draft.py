@@ -7,11 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import openvino
 import openvino_genai as genai
 
 from shared.continuation import Options
-from shared.genai_pipeline import MODEL, SETTINGS
+from shared.genai_pipeline import SETTINGS, read_graph
 from shared.prompts import OPENVINO
 from shared.types import BadRequest
 
@@ -91,6 +90,6 @@ class Draft:
 
 def cache_width(folder: Path) -> int:
     """Return how many numbers a model of this folder keeps for each token."""
-    sinks = openvino.Core().read_model(folder / f"{MODEL}.xml").get_sinks()
+    sinks = read_graph(folder).get_sinks()
     shapes = [list(sink.input(0).get_partial_shape()) for sink in sinks]
     return sum(math.prod(side.get_length() for side in shape if side.is_static) for shape in shapes)

@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openvino
 import openvino_genai as genai
 
 from shared.continuation import Logprobs, Options, Row
@@ -25,10 +24,12 @@ from shared.genai_pipeline import (
     load_pipeline,
     new_tokenizer,
     precision_settings,
+    read_graph,
     tensor,
 )
 from shared.genai_structure import StructuredTexts, Waiting, output_config
 from shared.genai_trial import check_bfloat16
+from shared.image_rows import FIRST
 from shared.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from shared.parameters import choice_parameter, instance_count, int_parameter, usable_cpus
 from shared.prompts import OPENVINO
@@ -37,12 +38,19 @@ from shared.structure import DEAD_END
 from shared.text_tokenizer import LIMITS
 from shared.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
 
+if TYPE_CHECKING:
+    from shared.chat_images import Inputs
+    from shared.generation import Job
+    from shared.image_rows import Rows
+    from shared.vision_part import VisionPart
+
 # The engine computes probabilities in float32. It refuses a temperature or top_p that is 0 there, or a min_p of 1.
 SMALLEST, LARGEST = 1e-30, 1 - 1e-7
 
 
 class GenAIGeneration(ContinuousGeneration):
     engine_name = OPENVINO
+    vision: VisionPart | None = None
 
     def load_engine(self, folder: Path, config: ModelConfig, args: InstanceArgs) -> TokenEngine:
         limits = json.loads((folder / LIMITS).read_text())
@@ -71,8 +79,14 @@ class GenAIGeneration(ContinuousGeneration):
         with one_load_at_a_time():
             used, limit = memory()
             parts = [folder, folder / DRAFT] if draft.has_model else [folder]
-            weights = sum((part / f"{MODEL}.bin").stat().st_size for part in parts) * HEADROOM
-            check_it_fits(args["model_name"], weights + caches * 1e9, limit - used)
+            weights = sum((part / f"{MODEL}.bin").stat().st_size for part in parts)
+            if self.chat_images:  # without images, an image of a container may have no torch
+                from shared.vision_part import VisionPart, memory_needed
+
+                weights += memory_needed(folder)
+            check_it_fits(args["model_name"], weights * HEADROOM + caches * 1e9, limit - used)
+            if self.chat_images:
+                self.vision = VisionPart(folder, threads)
             if dtype == BFLOAT16:
                 for part in parts:
                     check_bfloat16(part, settings)
@@ -88,6 +102,14 @@ class GenAIGeneration(ContinuousGeneration):
         load_structured = partial(structured_texts, folder, tokenizer, tokens)
         precision = precision_label(limits["weights"], dtype)
         return GenAIEngine(pipeline, precision, self.tokenizer.end_tokens, load_structured, draft)
+
+    def seen(self, tokens: list[int], images: Inputs) -> Rows:
+        assert self.vision
+        return self.vision.rows(tokens, images)
+
+    def begin(self, key: int, row: Row[Job]) -> None:
+        tokens = row.images.numbered(row.prompt_tokens) if row.images else row.prompt_tokens
+        self.engine.add(key, tokens, row.options)
 
     def find_adapter(self, name: str) -> int:
         """Return the number that marks a text of the adapter, as exporters/adapter_files.py made the graph."""
@@ -109,8 +131,7 @@ def precision_label(weights: str, dtype: str) -> str:
 
 
 def structured_texts(folder: Path, tokenizer: genai.Tokenizer, tokens: list[bytes]) -> StructuredTexts:
-    model = openvino.Core().read_model(folder / f"{MODEL}.xml")
-    return StructuredTexts(tokenizer, model.output(0).partial_shape[-1].get_length(), tokens)
+    return StructuredTexts(tokenizer, read_graph(folder).output(0).partial_shape[-1].get_length(), tokens)
 
 
 class GenAIEngine(TokenEngine):
@@ -166,9 +187,11 @@ class GenAIEngine(TokenEngine):
             if options.top_k:
                 config.top_k = options.top_k
         if options.adapter:
-            if options.repetition_penalty != 1:  # the engine looks for all tokens of the prompt in the vocabulary
-                raise BadRequest(f"option 'repetition_penalty': {OPENVINO} does not have it together with an adapter")
             tokens = [tokens[0] + options.adapter, *tokens[1:]]
+        if options.repetition_penalty != 1 and (options.adapter or tokens[0] >= FIRST):
+            # The engine looks for all tokens of the prompt in the vocabulary.
+            other = "an adapter" if options.adapter else "images"
+            raise BadRequest(f"option 'repetition_penalty': {OPENVINO} does not have it together with {other}")
         self.draft.begin(key, tokens, options, config)
         if options.structured_outputs:
             self.structured = self.structured or self.load_structured()

@@ -12,6 +12,8 @@ import openvino
 import openvino_genai as genai
 from openvino import opset13 as ops
 
+from shared.image_rows import ImageRows
+
 T = TypeVar("T")
 
 MODEL = "openvino_model"
@@ -24,6 +26,7 @@ SETTINGS = {
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,
     # Pinned threads of several processes would share the first cores and leave the others idle.
     "ENABLE_CPU_PINNING": False,
+    "extensions": [ImageRows],
 }
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 # The type in which a model computes -> the precisions that its keys and values may have. The first is the default, and
@@ -39,6 +42,12 @@ def load_pipeline(
 ) -> genai.ContinuousBatchingPipeline:
     settings = SETTINGS | settings
     return genai.ContinuousBatchingPipeline(folder, tokenizer or new_tokenizer([b""]), scheduler, "CPU", **settings)
+
+
+def read_graph(folder: Path) -> openvino.Model:
+    core = openvino.Core()
+    core.add_extension(ImageRows)
+    return core.read_model(folder / f"{MODEL}.xml")
 
 
 def precision_settings(dtype: str, cache_precision: str = "") -> dict[str, str]:

@@ -93,6 +93,7 @@ class TextGeneration(Backend):
         self.workers = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="requests")
         # Prepared images take many times the memory of their files: those of the running batch and the next one exist.
         self.image_room = threading.Semaphore(2 * self.max_batch)
+        self.image_requests = threading.Semaphore(self.max_waiting)  # those that wait for room, or are prepared
         self.model = self.load_model(config, args)
         self.structures = Structures(
             lambda: self.model.token_bytes(),
@@ -151,8 +152,11 @@ class TextGeneration(Backend):
                 continue
             accept = partial(self.accept, read, sender, request.request_id())
             # To prepare images or a long text takes seconds, and other requests wait for this thread.
-            if read.images:
+            if read.images and self.image_requests.acquire(blocking=False):
                 self.workers.submit(self.accept_images, accept)
+            elif read.images:
+                busy = Busy(f"{self.max_waiting} requests with images wait already: try again later")
+                serving.send_last(sender, serving.error_response(busy, read.shows_status))
             elif serving.text_bytes(request) > LONG_BYTES:
                 self.workers.submit(accept)
             else:
@@ -161,7 +165,10 @@ class TextGeneration(Backend):
     def accept_images(self, accept: Callable[..., None]) -> None:
         """Accept a request with images when there is room, which it holds until it is answered."""
         self.image_room.acquire()
-        accept(on_finish=self.image_room.release)
+        try:
+            accept(on_finish=self.image_room.release)
+        finally:
+            self.image_requests.release()
 
     def accept(
         self,
@@ -226,11 +233,12 @@ class TextGeneration(Backend):
                     f"options '{name}' and 'structured_outputs' exclude each other: the structure ends the text"
                 )
         job = Job(read, sender, streams, self.echoes(read, streams), self.metrics)
-        job.rows = [self.row(job, prompt, number) for number, prompt in enumerate(self.prompts(read))]
-        if len(job.rows) > self.max_waiting:
-            raise BadRequest(f"input '{read.name}' holds {len(job.rows)} prompts; at most {self.max_waiting} may wait")
-        if self.waiting.qsize() + len(job.rows) > self.max_waiting:
+        prompts = self.prompts(read)
+        if len(prompts) > self.max_waiting:
+            raise BadRequest(f"input '{read.name}' holds {len(prompts)} prompts; at most {self.max_waiting} may wait")
+        if self.waiting.qsize() + len(prompts) > self.max_waiting:
             raise Busy(f"{self.waiting.qsize()} texts wait already: try again later")
+        job.rows = [self.row(job, prompt, number) for number, prompt in enumerate(prompts)]
         return job
 
     def echoes(self, read: PromptRequest, streams: bool) -> bool:
@@ -275,6 +283,13 @@ class TextGeneration(Backend):
     def row(self, job: Job, prompt: str | TokenIds, number: int) -> Row[Job]:
         name, requested = job.request.name, job.request.options
         is_chat = job.request.messages is not None
+        options: dict[str, Any] = {"seed": random.getrandbits(63), "stop": ()} | self.defaults
+        if is_chat:
+            options["max_new_tokens"] = self.model.context or CHAT_TOKENS
+        options |= {name: requested[name] for name in Options.__dataclass_fields__ if name in requested}
+        self.check_options(options)
+        if "lora_name" in requested:
+            options["adapter"] = self.find_adapter(requested["lora_name"])
         images = None
         if isinstance(prompt, TokenIds):
             check_ids(prompt, self.model.vocabulary, name, number)
@@ -287,10 +302,6 @@ class TextGeneration(Backend):
             raise BadRequest(f"input '{name}' is empty, and this model has no token to begin a text with")
         if max(tokens) >= self.model.vocabulary:
             raise BadRequest(f"input '{name}' has a token that the tokenizer knows and the model does not")
-        options: dict[str, Any] = {"seed": random.getrandbits(63), "stop": ()} | self.defaults
-        if is_chat:
-            options["max_new_tokens"] = self.model.context or CHAT_TOKENS
-        options |= {name: requested[name] for name in Options.__dataclass_fields__ if name in requested}
         room = (self.model.context or math.inf) - len(tokens)
         if room < requested.get("max_new_tokens", 1):
             left = f"room for {room} new ones" if room > 0 else "no room for new ones"
@@ -300,11 +311,13 @@ class TextGeneration(Backend):
             )
         options["max_new_tokens"] = min(options["max_new_tokens"], room)
         self.check_options(options)
-        if "lora_name" in requested:
-            options["adapter"] = self.find_adapter(requested["lora_name"])
         row: Row[Job] = Row(prompt, tokens, Options(**options), job)
-        row.images = images
+        row.images = self.seen(tokens, images) if images else images
         return row
+
+    def seen(self, tokens: list[int], images: Any) -> Any:
+        """Return the images of a prompt as Row holds them for the engine."""
+        return images
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise BadRequest for values that do not fit the model or each other."""

@@ -156,7 +156,7 @@ RULES = NUMBERS | {
 OPENVINO, VLLM, TRANSFORMERS = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)"
 ENGINES: dict[str, tuple[str, ...]] = {
     "logit_bias": (VLLM, TRANSFORMERS),
-    IMAGES: (VLLM, TRANSFORMERS),
+    IMAGES: (OPENVINO, VLLM, TRANSFORMERS),
 }
 
 

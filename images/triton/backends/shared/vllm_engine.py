@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.chat_template import IMAGES
 from shared.continuation import Logprobs, Options, Row
 from shared.continuous_generation import ContinuousGeneration, EngineFailed, EngineStats, NewTokens, TokenEngine
 from shared.generation import Job
 from shared.memory import HEADROOM, one_load_at_a_time
-from shared.parameters import DEVICES, choice_parameter, has_input, parameter, weights_folder
+from shared.parameters import DEVICES, choice_parameter, parameter, weights_folder
 from shared.prompts import VLLM, PromptRequest
 from shared.row_adapters import CONFIG, FOLDER, WEIGHTS, AdapterFiles, adapter_names
 from shared.structure import DEAD_END
@@ -59,10 +58,6 @@ class VllmGeneration(ContinuousGeneration):
     counters = (*ContinuousGeneration.counters, "prefix_cached_tokens")
 
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> TextTokenizer:
-        if has_input(config, IMAGES):
-            from shared.chat_images import ChatImages
-
-            self.chat_images = ChatImages(config, args)
         tokenizer = super().load_model(config, args)
         self.engine: VllmEngine
         self.engine.end_tokens = tokenizer.end_tokens
