@@ -51,6 +51,7 @@ SMALLEST, LARGEST = 1e-30, 1 - 1e-7
 class GenAIGeneration(ContinuousGeneration):
     engine_name = OPENVINO
     vision: VisionPart | None = None
+    engine: GenAIEngine
 
     def load_engine(self, folder: Path, config: ModelConfig, args: InstanceArgs) -> TokenEngine:
         limits = json.loads((folder / LIMITS).read_text())
@@ -110,6 +111,8 @@ class GenAIGeneration(ContinuousGeneration):
     def begin(self, key: int, row: Row[Job]) -> None:
         tokens = row.images.numbered(row.prompt_tokens) if row.images else row.prompt_tokens
         self.engine.add(key, tokens, row.options)
+        if row.images:
+            self.engine.images[key] = row.images
 
     def find_adapter(self, name: str) -> int:
         """Return the number that marks a text of the adapter, as exporters/adapter_files.py made the graph."""
@@ -150,6 +153,8 @@ class GenAIEngine(TokenEngine):
         self.end_tokens = end_tokens
         self.handles: dict[int, genai.GenerationHandle] = {}
         self.alternatives: dict[int, Alternatives] = {}  # of the texts that report them
+        # A step after the text's end may still read its prompt, and what it computes may stay in the prefix cache.
+        self.images: dict[int, Rows] = {}
         self.load_structured = load_structured
         self.structured: StructuredTexts | None = None  # until the first one arrives
         self.draft = draft
@@ -214,7 +219,9 @@ class GenAIEngine(TokenEngine):
         refused = list(self.begin_structured()) if self.structured else []
         self.pipeline.step()
         new = [new for key in list(self.handles) if (new := self.new_tokens(key))]
-        self.draft.keep(self.handles.keys() | (self.structured.waiting.keys() if self.structured else set()))
+        kept = self.handles.keys() | (self.structured.waiting.keys() if self.structured else set())
+        self.draft.keep(kept)
+        self.images = {key: rows for key, rows in self.images.items() if key in kept}
         if self.structured:
             self.structured.starting &= self.handles.keys() - {own.key for own in new}
         return refused + new

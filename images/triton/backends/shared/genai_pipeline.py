@@ -26,7 +26,6 @@ SETTINGS = {
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,
     # Pinned threads of several processes would share the first cores and leave the others idle.
     "ENABLE_CPU_PINNING": False,
-    "extensions": [ImageRows],
 }
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 # The type in which a model computes -> the precisions that its keys and values may have. The first is the default, and
@@ -40,7 +39,7 @@ def load_pipeline(
     tokenizer: genai.Tokenizer | None = None,
     **settings: object,
 ) -> genai.ContinuousBatchingPipeline:
-    settings = SETTINGS | settings
+    settings = SETTINGS | settings | {"extensions": [ImageRows]}
     return genai.ContinuousBatchingPipeline(folder, tokenizer or new_tokenizer([b""]), scheduler, "CPU", **settings)
 
 
