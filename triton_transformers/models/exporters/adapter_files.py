@@ -21,7 +21,8 @@ from torch.nn.functional import pad
 
 from triton_transformers.models.adapters import CONFIG, WEIGHTS, check_adapter, read_options
 from triton_transformers.models.exporters.low_rank import matrices
-from triton_transformers.models.exporters.openvino_export import MODEL, backends
+from triton_transformers.models.exporters.openvino_export import MODEL
+from triton_transformers.models.exporters.served import backends
 from triton_transformers.settings import UserError
 
 if TYPE_CHECKING:

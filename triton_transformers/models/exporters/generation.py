@@ -17,7 +17,7 @@ from triton_transformers.models.exporters import openvino_export
 from triton_transformers.models.exporters.chat_templates import chat_parameters, chat_summary, write_chat_templates
 from triton_transformers.models.exporters.config_writer import tensor, write_config
 from triton_transformers.models.exporters.quantized import readable_weights
-from triton_transformers.models.exporters.served import backend_config
+from triton_transformers.models.exporters.served import backend_config, backends
 from triton_transformers.models.sources import Weights
 from triton_transformers.models.tasks import IMAGE_TEXT, task_of_architecture
 from triton_transformers.models.unsupported import INDEX, check_weights, quantization, read_parts
@@ -155,7 +155,7 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
 
 def processor_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     """Check that the server can load the processor of images and texts, and return its tokenizer, with its template."""
-    with openvino_export.backends():
+    with backends():
         from shared.chat_images import load_processor
     try:
         processor = load_processor(job.weights)

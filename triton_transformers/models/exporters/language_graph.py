@@ -17,6 +17,8 @@ import transformers
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from triton_transformers.models.exporters.served import backends
+
 if TYPE_CHECKING:
     import openvino
 
@@ -232,8 +234,6 @@ def filled_cache(pasts: Sequence[torch.Tensor]) -> DynamicCache:
 def read_image_rows(graph: openvino.Model, columns: int) -> None:
     """Let the graph look up the rows itself, by the numbers of its tokens."""
     from openvino import opset13 as ops
-
-    from triton_transformers.models.exporters.openvino_export import backends
 
     with backends():
         from shared.image_rows import ImageRows

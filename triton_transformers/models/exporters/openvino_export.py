@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +15,7 @@ import numpy as np
 
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.catalogue import FormatUnavailable, Job, Outcome
-from triton_transformers.models.exporters.served import BACKENDS
+from triton_transformers.models.exporters.served import backends
 from triton_transformers.models.silence import quiet, silent
 from triton_transformers.models.tasks import IMAGE_TEXT
 
@@ -128,16 +125,6 @@ def free_memory() -> int:
         from shared.memory import memory
     used, limit = memory()
     return limit - used
-
-
-@contextlib.contextmanager
-def backends() -> Iterator[None]:
-    """Let the exporter import modules that run inside Triton."""
-    sys.path.append(str(BACKENDS))
-    try:
-        yield
-    finally:
-        sys.path.pop()
 
 
 def load(job: Job) -> PreTrainedModel:

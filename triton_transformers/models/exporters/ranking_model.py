@@ -12,9 +12,8 @@ import torch
 from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.modules import LogitScore
 
-from triton_transformers.models.exporters.openvino_export import backends
 from triton_transformers.models.exporters.sentence_model import LibraryNetwork, SentenceModel
-from triton_transformers.models.exporters.served import Tensors
+from triton_transformers.models.exporters.served import Tensors, backends
 from triton_transformers.models.exporters.text_model import TextModel
 from triton_transformers.models.tasks import architectures_of
 from triton_transformers.settings import UserError

@@ -149,6 +149,16 @@ def python_backend() -> Iterator[None]:
         sys.modules |= before
 
 
+@contextlib.contextmanager
+def backends() -> Iterator[None]:
+    """Let an exporter import modules that run inside Triton."""
+    sys.path.append(str(BACKENDS))
+    try:
+        yield
+    finally:
+        sys.path.pop()
+
+
 def unload_backends() -> dict[str, ModuleType]:
     """Remove triton_python_backend_utils and what may have imported it, and return these modules by name."""
     packages = ("triton_python_backend_utils", "shared", "neuron")

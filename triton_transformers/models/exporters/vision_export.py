@@ -14,7 +14,7 @@ from PIL import Image
 
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.catalogue import FormatUnavailable, Job
-from triton_transformers.models.exporters.openvino_export import backends
+from triton_transformers.models.exporters.served import backends
 
 NEW_TOKENS = 16
 # The logarithms of the new tokens' probabilities may differ by this much on average, because weights are rounded.
