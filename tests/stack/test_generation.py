@@ -327,7 +327,7 @@ def test_failing_request_leaves_its_batch_unharmed(served, plain):
 
     answers = send_concurrently(12, ask)
     assert answers[5] == "500: RuntimeError: it takes no questions"
-    assert "a request failed: RuntimeError in " in served.log
+    assert "a request failed: RuntimeError" in served.log
     assert "it takes no questions" not in served.log
     del answers[5]
     assert answers == [plain("fussy", f"{n} is it", 8) for n in range(12) if n != 5]

@@ -117,7 +117,7 @@ def crash_a_model(stack: TestStack) -> None:
     watchdog.suspend()
     try:
         stack.stub("encoder").send_signal(signal.SIGSEGV)
-        stack.wait(lambda: ask_gateway(stack, GOOD) == 500, "an error after the crash")
+        stack.wait(lambda: ask_gateway(stack, GOOD) == 503, "an error after the crash")
     finally:
         watchdog.resume()
     stack.wait(lambda: ask_gateway(stack, GOOD) == 200, "an answer after the crash")

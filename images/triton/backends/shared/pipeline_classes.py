@@ -163,9 +163,8 @@ def any_to_any() -> Any:
 
 
 def image_text_to_text() -> Any:
-    from transformers.utils.chat_template_utils import Chat
-
     base: Any = transformers.ImageTextToTextPipeline
+    chat: Any = transformers.utils.chat_template_utils.Chat
 
     class ImageText(base):
         """Takes a text or a chat without images beside it, which transformers' own takes as keywords only."""
@@ -173,7 +172,7 @@ def image_text_to_text() -> Any:
         def preprocess(self, inputs: Any = None, **parameters: Any) -> Any:
             if isinstance(inputs, dict) and "images" not in inputs:
                 text = inputs["text"]
-                inputs = text if isinstance(text, str) else Chat(text)
+                inputs = text if isinstance(text, str) else chat(text)
             return super().preprocess(inputs, **parameters)
 
     return ImageText

@@ -152,11 +152,10 @@ RULES = NUMBERS | {
     "chat_template_kwargs": JSON_OBJECT,
 }
 
-# The engines that have an option, or the input `images`; each engine has the options that are not listed here.
+# The engines that have an option; each engine has the options that are not listed here.
 OPENVINO, VLLM, TRANSFORMERS = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)"
 ENGINES: dict[str, tuple[str, ...]] = {
     "logit_bias": (VLLM, TRANSFORMERS),
-    IMAGES: (OPENVINO, VLLM, TRANSFORMERS),
 }
 
 
@@ -265,10 +264,9 @@ def response_outputs(
 
 
 def check_available(request: PromptRequest, engine: str) -> None:
-    """Raise BadRequest for an option, or input, that the engine lacks. Name the engines that have it."""
-    options = request.options | {IMAGES: request.images}
+    """Raise BadRequest for an option that the engine lacks. Name the engines that have it."""
     for name, engines in ENGINES.items():
-        if options.get(name) and engine not in engines:
+        if request.options.get(name) and engine not in engines:
             remedy = f"{' and '.join(engines)} {'do' if len(engines) > 1 else 'does'}"
             raise BadRequest(f"option '{name}': {engine} does not have it; {remedy}")
 
