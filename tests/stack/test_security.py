@@ -150,7 +150,7 @@ def test_canaries_are_in_no_file_but_those_of_the_settings(used):
                         assert path.stat().st_mode & 0o077 == 0, path
     settings = {".env", "state/run/started.json"}
     assert files == {API_KEY: settings | {"state/run/gateway.env"}, ADMIN_KEY: settings, PASSWORD: settings}
-    assert "answered with 500" in (used.folder / "state/log/gateway.log").read_text()
+    assert "answered with 503" in (used.folder / "state/log/gateway.log").read_text()
     assert list((used.folder / "reports").glob("*/report.html"))
 
 
