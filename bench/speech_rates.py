@@ -40,7 +40,7 @@ def run() -> None:
         save_whisper(work / "checkpoint", 51_865, **BASE)
         variables = environment(work, SYSTEMS=SYSTEM)
         command("models", variables | {"SOURCE": f"{work}/checkpoint"})
-        sounds = [sound(number) for number in range(2 * CLIENTS)]
+        sounds = [sound(number) for number in range(CLIENTS)]
         with server(variables):
             url = f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}/v2/models/{SYSTEM}/infer"
             show(measure(work / "checkpoint", url, sounds))
