@@ -39,7 +39,7 @@ TLS.check_hostname, TLS.verify_mode = False, ssl.CERT_NONE
 IDLE_S = 60.0
 CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
-# In the context of a request: how long after its arrival it was sent, and what it has of its unit.
+# The context of a request holds the delay between its arrival and its sending, and its amount (arrivals.Sample).
 LATE_MS, AMOUNT = "late_ms", "amount"
 
 

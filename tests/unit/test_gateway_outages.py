@@ -25,7 +25,7 @@ STREAM = {"model": "counter", "prompt": "a", "stream": True}
 CRASHED = (
     "Failed to process the request(s) for model 'encoder_0_0', message: Stub process 'encoder_0_0' is not healthy."
 )
-# What requests get when they have waited for it in vain.
+# The error of requests that waited for that process until their time was over.
 UNHEALTHY = from_triton(rpc_error(grpc.StatusCode.INTERNAL, CRASHED), "encoder")
 REFUSED = from_triton(rpc_error(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"))
 

@@ -25,7 +25,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "text-generation": FEW_TOKENS,
     **{task: {"generate_kwargs": FEW_TOKENS} for task in (*GENERATES, *TEXTS)},
 }
-# Of each kind of media: what people call a row, and what its amount counts.
+# The kinds of media -> the noun for a row, and the unit of its amount.
 MEDIA = {
     "image": ("images", "images"),
     "images": ("pairs of images", "images"),

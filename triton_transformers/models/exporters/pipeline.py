@@ -121,7 +121,7 @@ def speech_model(job: Job) -> str:
 
 
 class Trial(NamedTuple):
-    """What examples showed about a pipeline."""
+    """The findings about a pipeline, from its answers to examples."""
 
     reason: str  # why rows must run alone, or ""
     traits: Traits
