@@ -15,13 +15,13 @@ from gateway import forms
 from gateway.api_error import ApiError
 from gateway.bodies import json_response
 from gateway.context import Gateway, gateway_of, read
-from gateway.rows import check_rows, together
+from gateway.rows import check_rows, infer_rows, together
 from gateway.served_systems import System
-from triton_transformers.tensors import Row, Tensor
+from triton_transformers.tensors import Row
 
 OUTPUTS = "outputs"
 GRANULARITIES = "timestamp_granularities[]"
-# What a kind of model (the parameter `speech_model` of its configuration) has timestamps of.
+# The kinds of models (the parameter `speech_model` of the configuration) -> the pieces of speech that they time.
 TIMESTAMPS: Mapping[str, tuple[str, ...]] = {"whisper": ("segment", "word"), "ctc": ("word",)}
 # The fields of OpenAI's segments that no pipeline reports.
 UNKNOWN = dict.fromkeys(("avg_logprob", "compression_ratio", "no_speech_prob"))
@@ -52,7 +52,7 @@ class SpeechBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def transcriptions(request: Request) -> Response:
-    """Return what is said in a sound."""
+    """Return the words of a sound as text."""
     body, file = await forms.read(request, TranscriptionBody, "file")
     if body.stream:
         raise ApiError(400, "Transcriptions are not streamed: leave it out.", "stream", "unsupported_parameter")
@@ -62,7 +62,7 @@ async def transcriptions(request: Request) -> Response:
 
 
 async def translations(request: Request) -> Response:
-    """Return in English what is said in a sound."""
+    """Return the words of a sound as English text."""
     fields, file = await forms.read(request, TranslationBody, "file")
     gateway = gateway_of(request)
     system = await gateway.served.find(fields.model, "translation")
@@ -192,5 +192,5 @@ async def speech(request: Request) -> Response:
 
 async def ask(gateway: Gateway, system: System, **row: Row) -> Any:
     """Return the pipeline's answer to a row of these fields."""
-    outputs = await gateway.infer(system, [Tensor.from_texts(name, [row[name]], [1, 1]) for name in row], [OUTPUTS])
-    return msgspec.json.decode(outputs[OUTPUTS].texts()[0])
+    answers = await infer_rows(gateway, system, {name: [value] for name, value in row.items()}, [OUTPUTS])
+    return msgspec.json.decode(answers.texts(OUTPUTS)[0])

@@ -30,12 +30,12 @@ from gateway.event_streams import event
 from gateway.rows import IMAGE, Answers, ImageUrl, check_count, check_rows, infer_rows, is_image, read_image
 from gateway.served_systems import System
 from gateway.text_generation import Chunk, GenerationRequest, TokenLogprob, find, respond
+from triton_transformers.pipeline_command import ONE_FILE
 from triton_transformers.tensors import Row
 
 Parameters = dict[str, Any]
 Chosen = TypeVar("Chosen", bound=msgspec.Struct)
 CAPTION = "Describe the image."
-FILES = {"image", "audio", "video"}  # the kinds of a pipeline's fields that are one file
 
 
 class NoParameters(msgspec.Struct, forbid_unknown_fields=True):
@@ -273,11 +273,11 @@ def cells(system: System, fields: dict[str, str], value: Any) -> dict[str, Row]:
     row: dict[str, Row] = {}
     for name, cell in value.items():
         kind = fields[name]
-        if isinstance(cell, bytes) and kind not in FILES:
+        if isinstance(cell, bytes) and kind not in ONE_FILE:
             raise ApiError(400, f"{names} as JSON, not a file.", "inputs", "unsupported_value")
         if isinstance(cell, bytes) or (isinstance(cell, str) and kind not in ("json", "images")):
             row[name] = cell
-        elif kind in FILES or kind == "text":
+        elif kind in ONE_FILE or kind == "text":
             wanted = "a text" if kind == "text" else f"{kind} in base64"
             raise ApiError(400, f"'inputs.{name}' must be {wanted}.", f"inputs.{name}", "invalid_value")
         else:

@@ -21,6 +21,7 @@ from triton_transformers.models.pipeline_answers import ANSWERS, defect, leaves
 from triton_transformers.models.pipeline_examples import Traits
 from triton_transformers.models.pipeline_tasks import PIPELINE, PIPELINE_TASKS
 from triton_transformers.models.record import Record, find_record
+from triton_transformers.pipeline_command import ONE_FILE
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import Triton, TritonError, engines
 
@@ -31,7 +32,6 @@ NEW_TOKENS = 4
 CLIENTS = 16
 REPEATS = 4  # of each example, so that there is something to batch
 TIMEOUT_S = 120
-FILES = ("image", "audio", "video")  # the kinds of fields that are one file
 # The kernels that bf16 takes for one row and for many round differently: measured on MiniLM, 3e-3. The server refuses
 # bf16 for a model whose answers differ from fp32 by more than this.
 BF16_TOLERANCE = 3e-2
@@ -137,7 +137,7 @@ def pipeline_examples(traits: Traits) -> list[list[Tensor]]:
     rows = []
     for row in traits.rows(len(TEXTS), TEXTS):
         texts = {
-            name: base64.b64encode(value).decode() if kinds[name] in FILES else value.decode()
+            name: base64.b64encode(value).decode() if kinds[name] in ONE_FILE else value.decode()
             for name, value in row.fields.items()
         }
         texts["parameters"] = parameters
@@ -278,7 +278,7 @@ def difference(expected: list[Any], actual: list[Any], scale: float, limits: Lim
 
 def abbreviated(row: list[Tensor]) -> str:
     """Return the last text of an example, which is the one that varies, or the name of its first input."""
-    hidden = (*FILES, "images", "parameters")
+    hidden = (*ONE_FILE, "images", "parameters")
     texts = [t["data"][0] for t in row if t["datatype"] == "BYTES" and t["name"] not in hidden]
     if not texts:
         return f"input {row[0]['name']}"

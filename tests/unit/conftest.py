@@ -5,10 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.python_backend import python_backend
+
+if TYPE_CHECKING:
+    from tests.support.gateway import RunningGateway
+    from tests.support.triton_stand_in import TritonStandIn
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,6 +46,19 @@ def few_parity_texts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "PARITY_TEXTS", 1)
         yield
+
+
+@pytest.fixture
+def gateway(served: tuple[RunningGateway, TritonStandIn]) -> RunningGateway:
+    """Return the gateway of the module's fixture `served`."""
+    return served[0]
+
+
+@pytest.fixture
+def triton(served: tuple[RunningGateway, TritonStandIn]) -> TritonStandIn:
+    """Return the stand-in behind that gateway, without the requests of other tests."""
+    served[1].received.clear()
+    return served[1]
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def moderator(name: str, labels: list[str], activation: str) -> Model:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
+def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
     speech = {"audio": base64.b64encode(b"RIFF...").decode(), "sampling_rate": 16000}
     models = (
         pipeline("whisper", "automatic-speech-recognition", "audio", hear, speech_model="whisper"),
@@ -85,17 +85,6 @@ def running() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
     )
     with gateway_before(*models, limits=Limits(body=20_000)) as both:
         yield both
-
-
-@pytest.fixture
-def gateway(running: tuple[RunningGateway, TritonStandIn]) -> RunningGateway:
-    return running[0]
-
-
-@pytest.fixture
-def triton(running: tuple[RunningGateway, TritonStandIn]) -> TritonStandIn:
-    running[1].received.clear()
-    return running[1]
 
 
 def form(*fields: tuple[str, str | bytes]) -> bytes:

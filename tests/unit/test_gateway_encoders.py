@@ -113,17 +113,6 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         yield served
 
 
-@pytest.fixture
-def gateway(served: tuple[RunningGateway, TritonStandIn]) -> RunningGateway:
-    return served[0]
-
-
-@pytest.fixture
-def triton(served: tuple[RunningGateway, TritonStandIn]) -> TritonStandIn:
-    served[1].received.clear()
-    return served[1]
-
-
 def ask(gateway: RunningGateway, path: str = EMBEDDINGS, **fields: Any) -> Any:
     reply = gateway.post(path, GOOD[path] | fields)
     assert reply.status == 200, reply.body

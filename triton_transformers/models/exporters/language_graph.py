@@ -209,7 +209,9 @@ class ImageStep(Step):
         return model.get_output_embeddings()(states), *tensors(cache)
 
     def example_rows(self) -> tuple[torch.Tensor, ...]:
-        return torch.zeros(2, 3, self.columns), torch.full((3, 2, 3), -1)  # those of shared/image_rows.py
+        with backends():
+            from shared.image_rows import AXES, NOWHERE
+        return torch.zeros(2, 3, self.columns), torch.full((AXES, 2, 3), NOWHERE)
 
 
 def sees_images(model: transformers.PreTrainedModel) -> bool:

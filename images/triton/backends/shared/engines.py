@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import onnxruntime as ort
 
+from shared.parameters import UNPINNED
 from shared.types import Array, BadRequest, Tensors
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ class OpenVinoGraph:
             "PERFORMANCE_HINT": "THROUGHPUT" if parallel_runs > 1 else "LATENCY",
             "NUM_STREAMS": parallel_runs,
             "INFERENCE_NUM_THREADS": threads,
-            # Pinned threads of several processes would share the first cores and leave the others idle.
-            "ENABLE_CPU_PINNING": False,
+            **UNPINNED,
         }
         if precision == "bf16":
             # Without OpenVINO's single kernel for attention: with AMX it takes twice as long as its parts for texts of

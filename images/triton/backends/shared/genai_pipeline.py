@@ -13,6 +13,7 @@ import openvino_genai as genai
 from openvino import opset13 as ops
 
 from shared.image_rows import ImageRows
+from shared.parameters import UNPINNED
 
 T = TypeVar("T")
 
@@ -24,8 +25,7 @@ SETTINGS = {
     # Beside weights in 8 or 4 bits, OpenVINO rounds activations to 8 bits; this many share a scale. With 32, its
     # default, 32 texts get a quarter fewer tokens per second (Sapphire Rapids).
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 128,
-    # Pinned threads of several processes would share the first cores and leave the others idle.
-    "ENABLE_CPU_PINNING": False,
+    **UNPINNED,
 }
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 # The type in which a model computes -> the precisions that its keys and values may have. The first is the default, and

@@ -10,6 +10,8 @@ from shared.types import ConfigError, InstanceArgs, ModelConfig
 # The values of the parameter `device`.
 DEVICES = ("auto", "cpu", "cuda")
 BF16_FLAGS = {"avx512_bf16", "amx_bf16"}  # in /proc/cpuinfo
+# A setting of OpenVINO. Pinned threads of several processes would share the first cores and leave the others idle.
+UNPINNED = {"ENABLE_CPU_PINNING": False}
 
 
 def version_file(args: InstanceArgs, name: str, what: str = "the model's") -> Path:

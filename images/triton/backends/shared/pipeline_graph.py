@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shared.parameters import UNPINNED
 from shared.types import BadRequest
 
 GRAPH = "graph"  # the folder beside the weights
@@ -60,8 +61,7 @@ def use_graph(model: Any, folder: Path) -> None:
         "INFERENCE_PRECISION_HINT": "f32",
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        # Pinned threads of several processes would share the first cores and leave the others idle.
-        "ENABLE_CPU_PINNING": False,
+        **UNPINNED,
     }
     part = exported_part(model)
     compiled = openvino.Core().compile_model(folder / FILE, "CPU", settings)

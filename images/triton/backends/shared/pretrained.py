@@ -77,9 +77,14 @@ def plan(config: ModelConfig, args: InstanceArgs) -> Plan:
         torch.set_num_threads(max(1, usable_cpus() // instance_count(config)))
         if dtype is torch.float16 and parameter(config, "dtype", "auto") == "auto":
             dtype = torch.bfloat16  # CPUs compute in bfloat16, and only store float16
+    silence_transformers()
+    return Plan(folder, device, dtype, size(stored, dtype))
+
+
+def silence_transformers() -> None:
+    """Let transformers log errors only."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return Plan(folder, device, dtype, size(stored, dtype))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import torch
 from shared.chat_images import PER_TOKEN
 from shared.image_rows import AXES, NOWHERE, TABLE, Rows
 from shared.lean_transformers import transformers
-from shared.pretrained import copy_weights, size, stored_weights
+from shared.pretrained import copy_weights, silence_transformers, size, stored_weights
 
 if TYPE_CHECKING:
     from shared.chat_images import Inputs
@@ -30,8 +30,7 @@ class VisionPart:
 
     def __init__(self, folder: Path, threads: int) -> None:
         torch.set_num_threads(threads)
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
+        silence_transformers()
         self.model = transformers.AutoModel.from_pretrained(
             folder / FOLDER, dtype=torch.float32, use_safetensors=True, local_files_only=True
         ).eval()
