@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,14 +148,11 @@ def tried(job: Job, version: Path) -> Trial:
                 raise UserError(
                     f"{job.weights}: the pipeline of {job.task} does not answer an example: {error}"
                 ) from error
-        graph = ""
-        if recorder and (gain := graph_gain(backend.pipe, recorder, version)):
-            again = ask()
-            if is_same(again.alone, found.alone, TOLERANCES["float32"]):
-                found, graph = again, f"OpenVINO runs its network, {gain:.1f} times as fast as PyTorch"
-        if not graph:
-            shutil.rmtree(version / GRAPH, ignore_errors=True)
-        return Trial(found.reason, traits, dtype, graph)
+        gain, again = graph_answers(backend.pipe, recorder, version, ask) if recorder else (0.0, None)
+        if again and gain >= WORTHWHILE and is_same(again.alone, found.alone, TOLERANCES["float32"]):
+            return Trial(again.reason, traits, dtype, f"OpenVINO runs its network, {gain:.1f} times as fast as PyTorch")
+        shutil.rmtree(version / GRAPH, ignore_errors=True)
+        return Trial(found.reason, traits, dtype, "")
 
 
 class Answers(NamedTuple):
@@ -176,20 +174,21 @@ def answers(pipe: Any, rows: list[Any], parameters: dict[str, Any], dtype: str) 
     return Answers(alone, "" if is_same(alone, together, TOLERANCES[dtype]) else "a batch changes the answers")
 
 
-def graph_gain(pipe: Any, recorder: Recorder, version: Path) -> float:
-    """Let the pipeline run on a graph of OpenVINO, and return how many times as fast that is, or 0 if it is not."""
+def graph_answers(
+    pipe: Any, recorder: Recorder, version: Path, ask: Callable[[], Answers]
+) -> tuple[float, Answers | None]:
+    """Let the pipeline run on a graph of OpenVINO. Return how many times as fast that is, and its answers if it can."""
     from shared.pipeline_graph import use_graph
 
     try:
         before = recorder.seconds()
         export_graph(recorder, version / GRAPH)
         use_graph(pipe.model, version / GRAPH)
-        gain = before / recorder.seconds()
-    except Exception as error:  # tracing raises anything for what it cannot follow
+        return before / recorder.seconds(), ask()
+    except Exception as error:  # tracing raises anything, and so do pipelines that use a network's layers one by one
         if isinstance(error, OSError) and error.errno:  # such as a full disk
             raise
-        return 0
-    return gain if gain >= WORTHWHILE else 0
+        return 0, None
 
 
 def is_same(one: Any, other: Any, tolerance: float) -> bool:
