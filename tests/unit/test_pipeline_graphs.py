@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 from bench.speech_rates import RATE, save_whisper, sound, wav
+from shared.pipeline_classes import open_pipeline
 from shared.pipeline_outputs import plain
 from tests.support.checkpoints.pipelines import find_pipeline
 from triton_transformers.example_media import png
@@ -51,7 +52,7 @@ def answers(responses: list[dict[str, np.ndarray]]) -> list[Any]:
 
 def test_speech_is_recognized_as_by_pytorch(assemble, tmp_path):
     repository = assemble(save_whisper(tmp_path / "weights", 3700, spread=0.3, **WHISPER))
-    assert (repository / "m/1/graph").is_dir()
+    assert (repository / "m/1/graph/step").is_dir()
     pipe: Any = transformers.pipeline("automatic-speech-recognition", model=str(tmp_path / "weights"))
     sounds = [sound(number)[: RATE * (1 + number)] for number in range(4)]
     with python_backend():
@@ -63,6 +64,23 @@ def test_speech_is_recognized_as_by_pytorch(assemble, tmp_path):
             requests = [request(wav(samples), options) for samples in sounds]
             assert is_same(answers(served.alone(requests)), expected, 1e-3)
             assert is_same(answers(served.together(requests)), expected, 1e-3)
+        served.close()
+
+
+@pytest.mark.parametrize("task", ["translation", "summarization", "text2text-generation"])
+def test_texts_are_written_as_by_pytorch(assemble, tmp_path, task):
+    weights = find_pipeline(task).save(tmp_path / "weights")
+    repository = assemble(weights)
+    assert (repository / "m/1/graph/step").is_dir()
+    pipe = open_pipeline(task, weights, "cpu", "float32")
+    texts = ["rain", "A storm will cross the coast tonight.", "It is dry", "one two three four five six seven"]
+    with python_backend():
+        served = ServedSystem("m", repository)
+        for options in ({"max_new_tokens": 12}, {"max_new_tokens": 12, "num_beams": 3, "num_return_sequences": 2}):
+            expected = [plain(pipe(text, **options)) for text in texts]
+            requests = [request(text.encode(), options) for text in texts]
+            assert answers(served.alone(requests)) == expected
+            assert answers(served.together(requests)) == expected
         served.close()
 
 
@@ -83,11 +101,11 @@ def test_images_are_segmented_as_by_pytorch(assemble, tmp_path):
 
 
 def test_network_that_cannot_be_exported_runs_on_pytorch(assemble, tmp_path, monkeypatch):
-    def interrupted_export(recorder: Any, folder: Path) -> None:
+    def interrupted_export(recorders: list[Any], folder: Path) -> None:
         folder.mkdir()
         raise RuntimeError("an operation that OpenVINO does not know")
 
-    monkeypatch.setattr(pipeline, "export_graph", interrupted_export)
+    monkeypatch.setattr(pipeline, "export_graphs", interrupted_export)
     repository = assemble(find_pipeline("image-segmentation").save(tmp_path / "weights"))
     assert not (repository / "m/1/graph").exists()
     with python_backend():

@@ -1,4 +1,4 @@
-"""Runs the network of a pipeline, or its encoder if it generates, as a graph on OpenVINO."""
+"""Runs the network of a pipeline as a graph on OpenVINO; if it generates, its encoder and the steps of its decoder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer
 
 from shared.parameters import UNPINNED
 from shared.types import BadRequest
 
 GRAPH = "graph"  # the folder beside the weights
+STEP = "step"  # the folder in it for the decoder's steps
 FILE, DESCRIPTION = "openvino_model.xml", "graph.json"
 # Arguments that ask a network for what no pipeline reads, or for the form that it returns anyway.
 RETURNED = ("return_dict", "output_attentions", "output_hidden_states")
@@ -45,55 +48,122 @@ def exported_part(model: Any) -> torch.nn.Module:
     return part
 
 
-def call_of(signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call:
+def call_of(
+    signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any], without: tuple[str, ...] = RETURNED
+) -> Call:
     bound = signature.bind(*arguments, **named).arguments
     given = {name: value for name, value in (bound | bound.pop("kwargs", {})).items() if value is not None}
-    given = {name: value for name, value in given.items() if name not in RETURNED}
+    given = {name: value for name, value in given.items() if name not in without}
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     return Call(tensors, {name: value for name, value in given.items() if name not in tensors})
 
 
-def use_graph(model: Any, folder: Path) -> None:
-    """Let the part of the model run as the graph of the folder, and free the weights that the graph has too."""
-    import openvino
+class Step(NamedTuple):
+    """A call that continues each text by one token. Its tensors have the states of the tokens so far."""
 
-    settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        **UNPINNED,
+    call: Call
+    cache: EncoderDecoderCache
+
+
+def step_of(signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> Step | None:
+    """Return the call as a step, or None if it begins a text or is another call that a graph does not take."""
+    tensors, settings = call_of(signature, arguments, named, without=("return_dict",))
+    cache, encoded = settings.pop("cache", None), settings.pop("encoder_outputs", None)
+    tokens = tensors.get("decoder_input_ids")
+    if not isinstance(cache, EncoderDecoderCache) or encoded is None or tokens is None or tokens.shape[1] != 1:
+        return None
+    own, crossed = cache.self_attention_cache, cache.cross_attention_cache
+    if not own.get_seq_length() or any(type(layer) is not DynamicLayer for layer in (*own.layers, *crossed.layers)):
+        return None
+    states = {
+        f"{kind}.{number}": state
+        for kind, layers in (("own", own.layers), ("crossed", crossed.layers))
+        for number, state in enumerate(state for layer in layers for state in states_of(layer))
     }
+    return Step(Call({"encoded": encoded[0], **tensors, **states}, settings), cache)
+
+
+def states_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and values. They stay in one piece of memory each, where OpenVINO reads them without a copy."""
+    layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
+    return layer.keys, layer.values
+
+
+def use_graph(model: Any, folder: Path) -> None:
+    """Let the model run as the graphs of the folder, and free the weights that only the first one needs."""
     part = exported_part(model)
-    compiled = openvino.Core().compile_model(folder / FILE, "CPU", settings)
-    description = Description(**json.loads((folder / DESCRIPTION).read_text()))
-    part.forward = functools.wraps(part.forward)(Graph(compiled, description, part.forward))
+    part.forward = functools.wraps(part.forward)(WholeCalls(Graph(folder), part.forward))
     inside = set(part.modules())
     shared = {id(own) for module in model.modules() if module not in inside for own in module.parameters(recurse=False)}
     for weight in part.parameters():
         if id(weight) not in shared:
             weight.data = weight.data.new_empty(0)
+    if (folder / STEP).is_dir():
+        model.forward = functools.wraps(model.forward)(Steps(Graph(folder / STEP), model.forward))
 
 
 class Graph:
-    """Answers as the network does. It keeps the last answer, because generation may ask for the same one again.
+    """A compiled graph, and the form of its calls."""
+
+    def __init__(self, folder: Path) -> None:
+        import openvino
+
+        settings = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            **UNPINNED,
+        }
+        self.compiled = openvino.Core().compile_model(folder / FILE, "CPU", settings)
+        self.form = Description(**json.loads((folder / DESCRIPTION).read_text()))
+        self.output_class = getattr(importlib.import_module(self.form.module), self.form.name)
+
+    def inputs(self, call: Call) -> list[torch.Tensor] | None:
+        """Return the tensors of a call, or None if the graph does not answer it."""
+        others = call.tensors.keys() - {*self.form.inputs, *self.form.ignored}
+        if others or not call.tensors.keys() >= {*self.form.inputs} or call.settings != self.form.settings:
+            return None
+        return [call.tensors[name] for name in self.form.inputs]
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        arrays = self.compiled([tensor.numpy() for tensor in inputs], share_inputs=True).to_tuple()
+        return list(map(torch.from_numpy, arrays))
+
+
+class WholeCalls:
+    """Answers as a part of the network does. It keeps the last answer, because generation may ask for it again.
 
     Whisper encodes a sound to recognize the language, and once more to generate the text.
     """
 
-    def __init__(self, compiled: Any, description: Description, forward: Callable[..., Any]) -> None:
-        self.compiled, self.description = compiled, description
-        self.signature = inspect.signature(forward)
-        self.output_class = getattr(importlib.import_module(description.module), description.name)
+    def __init__(self, graph: Graph, forward: Callable[..., Any]) -> None:
+        self.graph, self.signature = graph, inspect.signature(forward)
         self.inputs: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        form = self.description
-        tensors, settings = call_of(self.signature, arguments, named)
-        inputs = [tensors.pop(name) for name in form.inputs if name in tensors]
-        if len(inputs) < len(form.inputs) or tensors.keys() - {*form.ignored} or settings != form.settings:
+        inputs = self.graph.inputs(call_of(self.signature, arguments, named))
+        if inputs is None:
             raise BadRequest("a parameter changes how the network runs, and the exported graph runs in one way")
         if not self.inputs or not all(map(torch.equal, inputs, self.inputs)):
-            answers = self.compiled([tensor.numpy() for tensor in inputs]).to_tuple()
-            self.inputs, self.outputs = inputs, list(map(torch.from_numpy, answers))
-        return self.output_class(**{name: own.clone() for name, own in zip(form.outputs, self.outputs, strict=True)})
+            self.inputs, self.outputs = inputs, self.graph.run(inputs)
+        outputs = zip(self.graph.form.outputs, self.outputs, strict=True)
+        return self.graph.output_class(**{name: own.clone() for name, own in outputs})
+
+
+class Steps:
+    """Answers steps as the network does, and leaves other calls to it."""
+
+    def __init__(self, graph: Graph, forward: Callable[..., Any]) -> None:
+        self.graph, self.forward, self.signature = graph, forward, inspect.signature(forward)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        step = step_of(self.signature, arguments, named)
+        inputs = self.graph.inputs(step.call) if step else None
+        if step is None or inputs is None:
+            return self.forward(*arguments, **named)
+        logits, *states = self.graph.run(inputs)
+        layers: list[Any] = step.cache.self_attention_cache.layers
+        for layer, keys, values in zip(layers, states[::2], states[1::2], strict=True):
+            layer.keys, layer.values = keys, values
+        return self.graph.output_class(logits=logits, cache=step.cache)
