@@ -21,11 +21,11 @@ GRAFANA = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
 # configurations. The alerts of test_dashboards must not fire for what other modules did before.
 SHARED = (
     *("test_dashboards", "test_clients", "test_embedding", "test_gateway", "test_generation", "test_gpt2"),
-    *("test_onnx_backends", "test_rankers", "test_tasks", "test_token_vectors", "test_tools", "test_vision"),
-    *("test_adapters", "test_pipelines", "test_structured_output"),
+    *("test_onnx_backends", "test_rankers", "test_tasks", "test_token_vectors", "test_tools", "test_adapters"),
+    *("test_pipelines", "test_structured_output"),
 )
 # These serve many systems of their own, on a stack of their worker.
-LONG = ("test_huggingface", "test_openai_audio", "test_vision_language")
+LONG = ("test_vision", "test_huggingface", "test_openai_audio", "test_vision_language")
 # Modules that take minutes start first, so that no worker is left with one of them at the end.
 ORDER = (*SHARED, *LONG, "test_comparison", "test_lifecycle", "test_neuron_embedding", "test_tune")
 # Ends only what hangs. A busy machine may need ten times as long as an idle one.

@@ -413,10 +413,9 @@ def test_disconnect_stops_only_its_own_text(served, plain):
 def test_draft_is_kept_and_changes_no_text(served, sources, plain):
     """The draft is the model itself, so that all its tokens are right; then the text proposes its own."""
     record = served.folder / "models/mymodel/1/assembled.json"
-    for draft in (sources["mymodel"], "lookup"):
-        served.make("add", SYSTEM="mymodel", DRAFT=draft)
-        served.make("add", SYSTEM="mymodel", FORMAT="openvino-fp32")  # changes nothing, and drops no draft
-        assert json.loads(record.read_text())["draft"].startswith(str(draft))
+    for settings in ({"DRAFT": sources["mymodel"]}, {"DRAFT": "lookup"}, {"FORMAT": "openvino-fp32"}):
+        served.make("add", SYSTEM="mymodel", **settings)  # the last one changes nothing, and drops no draft
+        assert json.loads(record.read_text())["draft"].startswith(str(settings.get("DRAFT", "lookup")))
         answers = send_concurrently(len(PROMPTS), lambda n: text(served, "mymodel", PROMPTS[n], max_new_tokens=30))
         assert answers == [plain("mymodel", prompt, 30) for prompt in PROMPTS]
     refused = served.make("add", SYSTEM="mymodel", FORMAT="python")
