@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from shared.packing import RunCost, cheapest_cut, equal_lengths, last_ends, row_lengths, spread_cut
+from shared.packing import PADDING, RunCost, cheapest_cut, equal_lengths, flat_cut, last_ends, row_lengths, spread_cut
 
 COST = RunCost(per_run=2e-3, per_token=2e-4, per_pair=1e-7, per_token2=1e-8)
 
@@ -137,3 +137,35 @@ def test_measure_reports_the_error_if_no_run_succeeds():
 )
 def test_row_lengths_end_at_the_last_unmasked_column(mask, lengths):
     assert row_lengths(np.array(mask)).tolist() == lengths
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_flat_runs_stay_within_their_tokens(seed):
+    rng = random.Random(seed)
+    lengths = np.array(sorted(rng.randint(1, 300) for _ in range(64)))
+    runs = flat_cut(lengths, 256)
+    assert [i for start, end in runs[::-1] for i in range(start, end)] == list(range(64))
+    for start, end in runs:
+        assert end - start == 1 or lengths[start:end].sum() <= 256
+        assert end - start == 1 or (end - start) * lengths[end - 1] <= PADDING * 256
+    # No run could take another row.
+    for start, end in runs[:-1]:
+        longer = lengths[start - 1 : end]
+        assert longer.sum() > 256 or len(longer) * longer[-1] > PADDING * 256
+
+
+def test_flat_runs_grow_while_that_saves_time_and_memory_lasts():
+    def seconds_of(rows: int, length: int) -> float:
+        return 1 + 0.01 * rows * length
+
+    cost, tokens = RunCost.measure_flat(seconds_of, 16)
+    assert tokens == 1024  # twice as many take 21.5 s instead of 2 x 11.2
+    assert cost(1024, 1) == pytest.approx(seconds_of(64, 16), rel=0.1)
+    assert cost(1, 1) == pytest.approx(1, rel=0.05)
+
+    def limited(rows: int, length: int) -> float:
+        if rows > 32:
+            raise RuntimeError("out of memory")
+        return seconds_of(rows, length)
+
+    assert RunCost.measure_flat(limited, 16)[1] == 512

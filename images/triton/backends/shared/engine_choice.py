@@ -59,11 +59,15 @@ class Candidate:
     def agrees(self) -> bool:
         return not self.error and self.cosine >= MINIMUM_COSINE and self.difference <= MAXIMUM_DIFFERENCE
 
+    @property
+    def likeness(self) -> str:
+        return f"cosine {self.cosine:.5f}, largest difference {self.difference:.1%}"
+
     def __str__(self) -> str:
         if self.error:
             return self.error
         if not self.agrees:
-            return f"answers differently, cosine {self.cosine:.5f}, largest difference {self.difference:.1%}"
+            return f"answers differently, {self.likeness}"
         return f"{self.seconds * 1e3:.1f} ms" + (f", cosine {self.cosine:.5f}" if self.cosine < 1 else "")
 
 

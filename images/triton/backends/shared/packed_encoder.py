@@ -29,7 +29,7 @@ from shared.late_chunking import SPANS, SpanAnswers, SpanTokenization
 from shared.long_requests import LongRequest, LongRequests
 from shared.measurements import Measured, recall_or_measure
 from shared.multi_vector import MULTI_VECTOR, MultiVectorAnswers, MultiVectorTokenization
-from shared.packing import Cost, RunCost, cheapest_cut, equal_lengths, row_lengths, spread_cut
+from shared.packing import MAXIMUM_TOKENS, Cost, RunCost, cheapest_cut, equal_lengths, flat_cut, row_lengths, spread_cut
 from shared.parameters import choice_parameter, flag_parameter, int_parameter, parameter
 from shared.token_ids import TOKENIZED, TokenIds
 from shared.tokenization import (
@@ -106,6 +106,7 @@ class Encoder:
     short: int = SHORT  # tokens of a short text, which the model accepts
     # Pad runs of several rows to a multiple of this, for engines whose first run of a shape is slow.
     length_step: int = 1
+    is_flat: bool = False  # a run costs its tokens, whatever their texts' lengths
     # The layers after the pooling, for the vectors [rows, width] of spans.
     head: Callable[[Array], Array] | None = None
 
@@ -147,10 +148,12 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.answers.use_head(self.encoder.head)
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
+        self.tokens_of_run = MAXIMUM_TOKENS  # of a flat one
         self.cost = self.encoder.cost or self.measured_cost(config, args)
         self.seconds_alone = lru_cache(partial(self.cost, np.array([1])))
         # The cheapest runs, because a compiled model may take fewer rows at once.
-        turn_seconds = float(self.seconds_of_rows(np.full(TURN_ROWS, self.encoder.short)).sum())
+        turn_rows = self.tokens_of_run // self.encoder.short if self.encoder.is_flat else TURN_ROWS
+        turn_seconds = float(self.seconds_of_rows(np.full(turn_rows, self.encoder.short)).sum())
         self.long_requests = LongRequests(turn_seconds, self.encoder.parallel_runs, self.run_rows, self.answer)
 
     def finalize(self) -> None:
@@ -186,6 +189,9 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         def measure() -> Measured:
             nonlocal how
             how = "measured"
+            if self.encoder.is_flat:
+                flat, self.tokens_of_run = RunCost.measure_flat(self.seconds_of_run, self.encoder.short)
+                return asdict(flat)
             return asdict(RunCost.measure(self.seconds_of_run, max_rows))
 
         if depends_on is None:
@@ -202,7 +208,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         cost = RunCost(*(terms[term.name] for term in fields(RunCost)))
         pb_utils.Logger.log_info(
             f"{args['model_instance_name']}: {self.encoder.parallel_runs} run(s) in parallel; a run costs "
-            f"{cost.per_run * 1e3:.2f} ms and {cost.per_token * 1e6:.0f} us per token ({how})"
+            f"{cost.per_run * 1e3:.2f} ms and {cost.per_token * 1e6:.2f} us per token ({how})"
+            + (f", for up to {self.tokens_of_run} tokens" if self.encoder.is_flat else "")
         )
         return cost
 
@@ -358,6 +365,10 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             return self.seconds_alone(int(lengths[0]))
         lengths = np.sort(self.rounded(lengths))
         seconds = np.zeros(len(lengths))
+        if self.encoder.is_flat:
+            for start, end in flat_cut(lengths, self.tokens_of_run):
+                seconds[start:end] = self.cost(lengths[start:end].sum(keepdims=True), 1) / (end - start)
+            return seconds
         for start, end in cheapest_cut(lengths, self.cost) if self.pads else equal_lengths(lengths):
             seconds[start:end] = self.cost(np.array([end - start]), int(lengths[end - 1])) / (end - start)
         return seconds
@@ -391,7 +402,9 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
                     results[i][name] = result
             timed.append(TimedRun(start, fed, computed, time.time_ns(), packed))
 
-        if self.pads:
+        if self.encoder.is_flat:
+            cuts = flat_cut(lengths[order], self.tokens_of_run)
+        elif self.pads:
             cuts = spread_cut(
                 padded_lengths[order], self.cost, self.encoder.independent_runs or self.encoder.parallel_runs
             )
@@ -407,7 +420,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             for steps in traced_steps(timed, [texts.traced for texts, _ in rows], lengths):
                 tracing.sender.add(*steps)
         tokens = int(lengths.sum())
-        padded = sum(math.prod(shape(packed)) for packed in runs)
+        padded = tokens if self.encoder.is_flat else sum(math.prod(shape(packed)) for packed in runs)
         self.metrics.add(tokens=tokens, padding_tokens=padded - tokens, runs=len(runs))
         return results
 

@@ -16,6 +16,15 @@ import numpy as np
 
 from shared.types import Array, ConfigError
 
+# Runs without padding: the rows of the smallest that packing makes if there are as many, and the tokens of the largest.
+FLAT_ROWS, MAXIMUM_TOKENS = 16, 2**17
+# A larger one is worthwhile if a token takes at most this share of its time in one of half the size.
+WORTHWHILE = 0.95
+# Of so many runs of a size the fastest counts: of fewer if they take longer than this. The first one is slower.
+FEWEST_TIMED, MOST_TIMED, TIMING_S = 2, 4, 0.3
+# What follows such a run, as pooling, gets it with padding: at most so many times the tokens.
+PADDING = 2
+
 # Seconds of a run, for several numbers of rows at once, all padded to one length.
 Cost = Callable[[Array, int], Array]
 
@@ -85,6 +94,32 @@ class RunCost:
             raise ConfigError(f"the model failed on every test input: {last_error}")
         return cls.fit(measured)
 
+    @classmethod
+    def measure_flat(cls, seconds_of: Callable[[int, int], float], length: int) -> tuple[RunCost, int]:
+        """Time ever larger runs without padding. Return the cost, and the tokens of the largest that is worthwhile.
+
+        One is that computes more tokens per second than half of it, and that the memory suffices for.
+        """
+
+        def fastest(rows: int) -> float:
+            timed: list[float] = []
+            while len(timed) < FEWEST_TIMED or (len(timed) < MOST_TIMED and sum(timed) < TIMING_S):
+                timed.append(seconds_of(rows, length))
+            return min(timed)
+
+        alone, rows = fastest(1), FLAT_ROWS
+        seconds = fastest(rows)
+        while 2 * rows * length <= MAXIMUM_TOKENS:
+            try:
+                twice = fastest(2 * rows)
+            except Exception:
+                break
+            if twice > 2 * seconds * WORTHWHILE:
+                break
+            rows, seconds = 2 * rows, twice
+        per_token = seconds / (rows * length)
+        return cls(max(0.0, alone - length * per_token), per_token), rows * length
+
 
 def cheapest_cut(lengths: Array, cost: Cost) -> list[tuple[int, int]]:
     """Cut ascending `lengths` into consecutive runs [start, end) of minimum total cost."""
@@ -153,6 +188,18 @@ def equal_lengths(lengths: Array) -> list[tuple[int, int]]:
     """Cut ascending `lengths` into runs [start, end) of rows of one length, which need no padding."""
     ends = [*(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)] if len(lengths) else []
     return list(zip([0, *ends][:-1], ends, strict=True))
+
+
+def flat_cut(lengths: Array, tokens: int) -> list[tuple[int, int]]:
+    """Cut ascending `lengths`, the longest first, into runs [start, end) of at most so many tokens, or of one row."""
+    totals = np.concatenate([[0], np.cumsum(lengths)])
+    runs, end = [], len(lengths)
+    while end:
+        start = int(np.searchsorted(totals, totals[end] - tokens))
+        start = min(end - 1, max(start, end - PADDING * tokens // int(lengths[end - 1])))
+        runs.append((start, end))
+        end = start
+    return runs
 
 
 def row_lengths(mask: Array) -> Array:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import triton_python_backend_utils as pb_utils
 from safetensors.torch import load_file
 
-from shared import pooling, pretrained
+from shared import flat_row, pooling, pretrained
+from shared.engine_choice import CHOICES
+from shared.flat_row import FLAT, PADDED
 from shared.lean_transformers import transformers
 from shared.packed_encoder import Encoder, PackedEncoder
 from shared.parameters import choice_parameter, flag_parameter, int_parameter, parameter, weights_folder
@@ -20,6 +24,8 @@ POOLING_MASK = "pooling_mask"  # the attention mask without the tokens that are 
 
 
 class TextEncoder(PackedEncoder):
+    is_flat = False
+
     def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder:
         self.model = pretrained.load(pretrained.model_class(config, "AutoModel"), config, args)
         self.call = pretrained.method(self.model, config)
@@ -49,7 +55,7 @@ class TextEncoder(PackedEncoder):
         self.ranks = bool(score_tokens := parameter(config, "score_tokens"))
         if self.ranks:
             pretrained.keep_tokens(self.model, [int(id) for id in score_tokens.split(",")])
-        return Encoder(
+        encoder = Encoder(
             inputs={tensor["name"]: np.int64 for tensor in config["input"]},
             outputs=[tensor["name"] for tensor in config["output"]],
             per_token={tensor["name"] for tensor in config["output"] if int(tensor["dims"][0]) == -1},
@@ -57,12 +63,46 @@ class TextEncoder(PackedEncoder):
             parallel_runs=1,  # PyTorch spreads one run over its threads
             head=self.head,
         )
+        engine = choice_parameter(config, "engine", (*CHOICES, FLAT, PADDED), "auto")
+        if engine != PADDED:
+            reason = self.run_flat(encoder, config)
+            chosen = "without padding" if self.is_flat else "with padding"
+            pb_utils.Logger.log_info(f"{args['model_instance_name']}: runs its texts {chosen} ({reason})")
+        self.engine_labels = {
+            "engine": FLAT if self.is_flat else PADDED,
+            "precision": pretrained.name_of(self.model.dtype),
+        }
+        return replace(encoder, is_flat=self.is_flat)
+
+    def run_flat(self, encoder: Encoder, config: ModelConfig) -> str:
+        """Run texts flat if the answers stay, and return why or why not."""
+        if not self.pads or self.fills_rows:
+            return f"parameter 'padding' is '{parameter(config, 'padding')}'"
+        try:
+            feed = flat_row.sample(self.model, encoder.inputs, self.pad_values)
+            padded = self.forward(encoder.outputs, feed)
+            for base in dict.fromkeys([self.model, self.model.base_model]):
+                try:
+                    flat_row.flatten(self.model, base)
+                    self.call, self.is_flat = pretrained.method(self.model, config), True
+                    flat = self.forward(encoder.outputs, feed)
+                    for name, *answers in zip(encoder.outputs, padded, flat, strict=True):
+                        for answer in answers if name in encoder.per_token else ():
+                            answer[feed[self.mask] == 0] = 0  # what a model answers to padding does not matter
+                    return flat_row.compare(padded, flat)
+                except Exception as error:
+                    reason = error
+                    flat_row.restore(self.model, base)
+                    self.call, self.is_flat = pretrained.method(self.model, config), False
+        except Exception as error:
+            reason = error
+        return " ".join(str(reason).split()) or type(reason).__name__
 
     @torch.inference_mode()
-    def forward(self, names: list[str] | None, feed: Tensors) -> list[Array]:
-        tensors = {name: torch.from_numpy(array).to(self.model.device) for name, array in feed.items()}
-        outputs = self.call(**{name: tensor for name, tensor in tensors.items() if name in self.accepted})
-        names = names or self.encoder.outputs
+    def forward(self, names: list[str], feed: Tensors) -> list[Array]:
+        tensors, run = flat_row.on_device(feed, self.model.device, feed[self.mask] if self.is_flat else None)
+        with flat_row.current(run):
+            outputs = self.call(**{name: tensor for name, tensor in tensors.items() if name in self.accepted})
         return [self.output(name, outputs, tensors).float().cpu().numpy() for name in names]
 
     def output(

@@ -1,0 +1,269 @@
+"""Runs the texts of a PyTorch model as one flat row of tokens, without padding.
+
+Only the attention of a transformer looks at other tokens. So a model, or the base below its head, takes the tokens of
+all texts as one row, and its attention stays within each text. What follows gets the answer with padding, as always.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.nn.attention.varlen import varlen_attn
+
+from shared.engine_choice import MAXIMUM_DIFFERENCE, Candidate
+from shared.lean_transformers import transformers
+from shared.packing import equal_lengths
+from shared.types import Array, Tensors
+
+# The engines of text encoders on PyTorch, in the words of the parameter `engine`.
+FLAT, PADDED = "torch-flat", "torch-padded"
+ATTENTION = "flat"
+# The answers may differ as much as two kernels do in half precision.
+MINIMUM_COSINE = 0.9995
+# The tokens of the texts that are compared, if the model takes as many: the last one is longer than most windows.
+SAMPLE_LENGTHS = (1, 2, 9, 17, 64, 300)
+LABELS = 16  # an output with fewer numbers for each text is no vector
+# The arguments of an attention that the kernel for texts of unequal length lacks.
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+Tensor = torch.Tensor
+
+
+class NeedsPadding(Exception):
+    """Raised when a model cannot run flat."""
+
+
+@dataclass(frozen=True)
+class FlatRun:
+    """The texts of a run."""
+
+    shape: tuple[int, int]  # with padding
+    lengths: list[int]
+    columns: Tensor  # [tokens]: the position of each token in its text
+    places: Tensor  # [tokens]: the index of each token in the padded run
+    starts: Tensor  # [texts + 1]: where each text begins in the row, and the end
+
+    def flat(self, padded: Tensor) -> Tensor:
+        """Return [1, tokens] of [texts, length]."""
+        return padded.flatten()[self.places][None]
+
+    def padded(self, flat: Tensor) -> Tensor:
+        """Return [texts, length, ...] of [1, tokens, ...]."""
+        rows = flat.new_zeros(self.shape[0] * self.shape[1], *flat.shape[2:])
+        rows[self.places] = flat[0]
+        return rows.view(*self.shape, *flat.shape[2:])
+
+
+CURRENT: ContextVar[FlatRun | None] = ContextVar("flat run", default=None)
+
+
+@contextmanager
+def current(run: FlatRun | None) -> Iterator[None]:
+    """Let models that `flatten` changed run these texts flat inside the block."""
+    token = CURRENT.set(run)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
+
+
+def on_device(feed: Tensors, device: torch.device, mask: Array | None) -> tuple[dict[str, Tensor], FlatRun | None]:
+    """Copy a run to the device. With its mask, also return it flat, if it may and should run so."""
+    if mask is None or not should_run_flat(mask, device):
+        return {name: torch.from_numpy(array).to(device) for name, array in feed.items()}, None
+    places = np.flatnonzero(mask)
+    parts = [*feed.values(), places % mask.shape[1], places, np.cumsum([0, *mask.sum(axis=1)])]
+    # One copy for all, from memory that the system does not move, so that this thread need not wait for it.
+    joined = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
+    if device.type == "cuda":
+        joined = joined.pin_memory().to(device, non_blocking=True)
+    *tensors, columns, there, starts = joined.split([part.size for part in parts])
+    run = FlatRun((len(mask), mask.shape[1]), mask.sum(axis=1).tolist(), columns, there, starts.int())
+    return {name: tensor.view(mask.shape) for name, tensor in zip(feed, tensors, strict=True)}, run
+
+
+def should_run_flat(mask: Array, device: torch.device) -> bool:
+    """Return whether all masked tokens are after a text's last one, and whether leaving them out saves time."""
+    if mask.all():
+        return device.type != "cpu"  # there, attention to all texts at once is faster
+    lengths = mask.sum(axis=1)
+    return bool(lengths.all() and (mask == (np.arange(mask.shape[1]) < lengths[:, None])).all())
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each text of the current run. The tensors are [1, heads, tokens, width]."""
+    run = CURRENT.get()
+    if run is None:
+        sdpa: Callable[..., tuple[Tensor, None]] = transformers.AttentionInterface()["sdpa"]
+        known = {"scaling": scaling, "sliding_window": sliding_window, "is_causal": is_causal}
+        return sdpa(module, query, key, value, attention_mask, **known, **others)
+    if unsupported := [name for name in UNSUPPORTED if others.get(name) is not None]:
+        raise NeedsPadding(f"its attention has '{unsupported[0]}'")
+    if attention_mask is not None or query.shape[0] != 1 or not query.shape[2] == key.shape[2] == len(run.places):
+        raise NeedsPadding("its attention is not that of one row of tokens")
+    if query.is_cuda and query.dtype not in (torch.bfloat16, torch.float16):
+        raise NeedsPadding("FlashAttention needs the parameter 'dtype' to be bfloat16 or float16")
+    side = sliding_window - 1 if sliding_window else -1
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    attend = attend_on_cuda if query.is_cuda else attend_by_length
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(run, q, k, v, scaling, (side, 0 if causal else side))[None], None
+
+
+def attend_on_cuda(
+    run: FlatRun, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: tuple[int, int]
+) -> Tensor:
+    """Attend by FlashAttention, which takes texts of unequal length. The tensors are [tokens, heads, width]."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:  # PyTorch 2.11 has no groups of heads here
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    longest = max(run.lengths)
+    answer = varlen_attn(query, key, value, run.starts, run.starts, longest, longest, scale=scale, window_size=window)
+    return cast(Tensor, answer)
+
+
+def attend_by_length(
+    run: FlatRun, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: tuple[int, int]
+) -> Tensor:
+    """Attend to all neighbours of equal length at once."""
+    starts, answers = np.cumsum([0, *run.lengths]), []
+    for first, end in equal_lengths(np.array(run.lengths)):
+        length = run.lengths[first]
+        part = slice(starts[first], starts[end])
+        q, k, v = (tensor[part].unflatten(0, (-1, length)).transpose(1, 2) for tensor in (query, key, value))
+        left, right = (min(length, side) if side >= 0 else length for side in window)
+        is_whole = left >= length - 1
+        answer = torch.nn.functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if is_whole and right in (0, left) else within(left, right, length),
+            is_causal=is_whole and right == 0,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        answers.append(answer.transpose(1, 2).flatten(0, 1))
+    return torch.cat(answers)
+
+
+@functools.lru_cache(8)
+def within(left: int, right: int, length: int) -> Tensor:
+    """Return which tokens [length, length] each token of a text sees: so many on either side."""
+    return torch.ones(length, length, dtype=torch.bool).tril(right).triu(-left)
+
+
+def no_mask(*args: Any, **others: Any) -> Tensor | None:
+    """Return no mask for a flat run, because `attention` knows its texts, or else the mask of the padded run."""
+    if CURRENT.get():
+        return None
+    mask: Tensor | None = transformers.AttentionMaskInterface()["sdpa"](*args, **others)
+    return mask
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def flatten(model: Any, base: Any) -> None:
+    """Let this part of the model run flat inside `current`. Raise NeedsPadding if it cannot; `restore` undoes it."""
+    forward = base.forward
+    if model.config._attn_implementation != "sdpa":
+        raise NeedsPadding(f"its attention is '{model.config._attn_implementation}', not 'sdpa'")
+    if getattr(model.config.get_text_config(), "attention_chunk_size", None):
+        raise NeedsPadding("its attention is that of chunks")  # which are longer than the texts of `sample`
+    if "position_ids" not in inspect.signature(forward).parameters:
+        raise NeedsPadding(f"{type(base).__name__} takes no position_ids")
+    padding_id = first_position(model) - 1
+
+    @functools.wraps(forward)
+    def flat_forward(input_ids: Tensor | None = None, **others: Any) -> Any:
+        run = CURRENT.get()
+        if run is None:
+            return forward(input_ids, **others)
+        if input_ids is None or input_ids.shape != run.shape:
+            raise NeedsPadding(f"{type(base).__name__} gets no token ids")
+        inputs = {"input_ids": input_ids} | others
+        for name, value in inputs.items():
+            if isinstance(value, Tensor) and value.shape == run.shape:
+                inputs[name] = run.flat(value)
+        if inputs.get("position_ids") is None:
+            inputs["position_ids"] = run.columns[None]
+            if padding_id >= 0:  # such a model does not count its padding tokens, wherever they are
+                present = (input_ids != padding_id).long()
+                inputs["position_ids"] = run.flat(present.cumsum(1) * present + padding_id)
+        outputs = forward(**inputs)
+        for name, value in list(outputs.items()):
+            if not isinstance(value, Tensor):
+                continue
+            if value.shape[:2] == (1, len(run.places)):
+                outputs[name] = run.padded(value)
+            elif name == "pooler_output":
+                outputs[name] = base.pooler(outputs["last_hidden_state"])
+            else:
+                raise NeedsPadding(f"output '{name}' of {type(base).__name__} is not one of tokens")
+        return outputs
+
+    transformers.AttentionInterface.register(ATTENTION, attention)
+    transformers.AttentionMaskInterface.register(ATTENTION, no_mask)
+    model.set_attn_implementation(ATTENTION)
+    base.forward = flat_forward
+
+
+def restore(model: Any, base: Any) -> None:
+    """Undo `flatten`."""
+    vars(base).pop("forward", None)
+    if model.config._attn_implementation == ATTENTION:
+        model.set_attn_implementation("sdpa")
+
+
+def sample(model: Any, names: Iterable[str], padding: dict[str, int]) -> Tensors:
+    """Return texts of unequal length, of random tokens. `padding` has the value of padded columns that is not 0."""
+    config, random = model.config.get_text_config(), np.random.default_rng(0)
+    longest = getattr(config, "max_position_embeddings", SAMPLE_LENGTHS[-1]) - first_position(model)
+    lengths = np.minimum(SAMPLE_LENGTHS, longest)
+    mask = np.arange(lengths[-1]) < lengths[:, None]
+    limits = {
+        "input_ids": model.get_input_embeddings().num_embeddings,
+        "token_type_ids": max(1, getattr(config, "type_vocab_size", 0)),
+    }
+    ids = {name: random.integers(0, limit, mask.shape) for name, limit in limits.items()}
+    return {name: np.where(mask, ids.get(name, 1), padding.get(name, 0)) for name in names}
+
+
+def compare(expected: list[Array], actual: list[Array]) -> str:
+    """Return how alike the answers are. Raise NeedsPadding if they differ."""
+    shapes = [(1, -1) if answer[0].size < LABELS else (len(answer), -1) for answer in expected]
+    first, second = (
+        [[answer.reshape(shape) for answer, shape in zip(answers, shapes, strict=True)]]
+        for answers in (expected, actual)
+    )
+    alike = Candidate.compared(first, second)
+    if alike.error or alike.cosine < MINIMUM_COSINE or alike.difference > MAXIMUM_DIFFERENCE:
+        raise NeedsPadding(alike.error or f"its answers differ, {alike.likeness}")
+    return alike.likeness
+
+
+def first_position(model: torch.nn.Module) -> int:
+    """Return the position of a text's first token: RoBERTa and its kin count from the padding token's id."""
+    tables = (table for name, table in model.named_modules() if name.endswith("position_embeddings"))
+    padding = next((getattr(table, "padding_idx", None) for table in tables), None)
+    return 0 if padding is None else padding + 1

@@ -1,0 +1,179 @@
+"""Text encoders on PyTorch run texts of unequal length as one row of tokens, or pad them, with the same answers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.small_models import BIDIRECTIONAL, ENCODER_OF_T5, LABELS, ONE_LABEL, POSITIONS, SmallModel, save_text
+from tests.support.python_backend import InferenceRequest, Logger, instance_args, parameters
+
+PER_TOKEN = ("last_hidden_state", "logits of tokens")
+# The architecture, its output, and parameters of the backend.
+FLAT = [
+    ("BertModel", "sentence_embedding", {"pooling": "cls+max+mean+mean_sqrt_len_tokens+weightedmean+lasttoken"}),
+    ("BertModel", "pooler_output", {}),
+    ("RobertaModel", "sentence_embedding", {}),
+    ("DistilBertModel", "last_hidden_state", {}),
+    ("ModernBertModel", "last_hidden_state", {}),
+    ("NomicBertModel", "sentence_embedding", {}),
+    ("GteModel", "sentence_embedding", {"pooling": "cls"}),
+    ("Qwen3Model", "sentence_embedding", {"pooling": "lasttoken"}),
+    ("Gemma3TextModel", "sentence_embedding", {}),
+    ("BertForSequenceClassification", "logits", {}),
+    ("XLMRobertaForSequenceClassification", "logits", {}),
+    ("Qwen3ForSequenceClassification", "logits", {"pad_token_id": "2"}),
+    ("BertForTokenClassification", "logits of tokens", {}),
+    ("BertForMaskedLM", "sparse_embedding", {}),
+]
+# The architecture, its output, and why it needs padding.
+PADDED = [
+    ("MPNetModel", "sentence_embedding", "its attention is 'eager'"),
+    ("T5EncoderModel", "last_hidden_state", "takes no position_ids"),
+    ("MobileBertForSequenceClassification", "logits", "its answers differ"),
+]
+FIELDS = {"Gemma3TextModel": BIDIRECTIONAL, "T5EncoderModel": ENCODER_OF_T5} | {
+    "XLMRobertaForSequenceClassification": ONE_LABEL
+}
+TOKENIZERS = {"Qwen3": "decoder", "Gemma3": "decoder", "MPNet": "byte-level", "T5": "byte-level", "Gte": "byte-level"}
+TOKENIZERS |= {"Roberta": "byte-level", "XLMRoberta": "byte-level"}
+LENGTHS = (7, 1, POSITIONS, 2, 7, 30, 31)
+
+
+@pytest.fixture
+def load(pb_utils, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Return a function that loads a small model of an architecture."""
+    text_encoder = importlib.import_module("shared.text_encoder")
+    started = []
+
+    def load(architecture: str, output: str, **values: str) -> Any:
+        weights = tmp_path / architecture / "1"
+        if not weights.exists():
+            kind = next((TOKENIZERS[name] for name in TOKENIZERS if architecture.startswith(name)), "wordpiece")
+            fields = FIELDS.get(architecture, LABELS if "Classification" in architecture else {})
+            row = SmallModel(architecture, "", tokenizer=kind, fields=fields)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(5)
+                save_text(row, weights)
+        inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if architecture.startswith("Bert") else [])]
+        dims = [-1, 8] if output in PER_TOKEN else [8]
+        config = {
+            "input": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in inputs],
+            "output": [{"name": output.partition(" ")[0], "data_type": "TYPE_FP32", "dims": dims}],
+            "max_batch_size": 64,
+            **parameters(model_class=architecture, **values),
+        }
+        model = text_encoder.TextEncoder()
+        model.initialize(instance_args(weights.parent, config))
+        started.append(model)
+        return model
+
+    yield load
+    for model in started:
+        model.finalize()
+
+
+def requests(model: Any, lengths: tuple[int, ...] = LENGTHS) -> list[InferenceRequest]:
+    """Return a request for each text, whose second half has the other type. Padding tokens occur in the texts, too."""
+    random = np.random.default_rng(1)
+    rows = []
+    for length in lengths:
+        tensors = {
+            "input_ids": random.integers(0, 300, (1, length)),
+            "attention_mask": np.ones((1, length), np.int64),
+            "token_type_ids": (np.arange(length) >= length // 2).astype(np.int64)[None],
+        }
+        rows.append(InferenceRequest(model.encoder.outputs, **{name: tensors[name] for name in model.inputs}))
+    return rows
+
+
+def answers(model: Any, sent: list[InferenceRequest]) -> list[np.ndarray]:
+    (name,) = model.encoder.outputs
+    responses = [answer or request.sender.response() for answer, request in zip(model.execute(sent), sent, strict=True)]
+    assert not [response.error for response in responses if response.error]
+    return [response.tensors[name] for response in responses]
+
+
+@pytest.mark.parametrize(("architecture", "output", "values"), FLAT, ids=[f"{row[0]}-{row[1]}" for row in FLAT])
+def test_flat_answers_equal_padded_ones(load, architecture, output, values):
+    padded = load(architecture, output, engine="torch-padded", **values)
+    flat = load(architecture, output, **values)
+    assert (padded.engine_labels["engine"], flat.engine_labels["engine"]) == ("torch-padded", "torch-flat")
+    alone = [answer for request in requests(padded) for answer in answers(padded, [request])]
+    together = answers(flat, requests(flat))
+    for own, answer in zip(alone, together, strict=True):
+        assert np.abs(own).max() > 1e-3
+        np.testing.assert_allclose(answer, own, atol=1e-4)
+
+
+@pytest.mark.parametrize(("architecture", "output", "reason"), PADDED, ids=[row[0] for row in PADDED])
+def test_other_models_pad_their_texts_and_report_why(load, monkeypatch, architecture, output, reason):
+    messages: list[str] = []
+    monkeypatch.setattr(Logger, "log_info", messages.append)
+    model = load(architecture, output, engine="torch-flat")
+    assert model.engine_labels["engine"] == "torch-padded"
+    assert any("runs its texts with padding" in message and reason in message for message in messages)
+    expected = answers(load(architecture, output, engine="torch-padded"), requests(model))
+    for own, answer in zip(expected, answers(model, requests(model)), strict=True):
+        np.testing.assert_allclose(answer, own, atol=1e-4)
+
+
+def test_masked_tokens_inside_a_text_are_padding(load):
+    flat, padded = (load("BertModel", "sentence_embedding", engine=engine) for engine in ("torch-flat", "torch-padded"))
+    sent = [requests(model, (9, 20)) for model in (flat, padded)]
+    for first, _ in sent:
+        mask = next(tensor for tensor in first.inputs() if tensor.name() == "attention_mask")
+        mask.as_numpy()[0, :4] = 0
+    np.testing.assert_allclose(answers(flat, sent[0]), answers(padded, sent[1]), atol=1e-4)
+
+
+def test_flat_runs_have_at_most_the_measured_tokens(load):
+    model = load("BertModel", "sentence_embedding")
+    runs = []
+
+    def run(names: list[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        runs.append(int(feed["attention_mask"].sum()))
+        return model.forward(names, feed)
+
+    model.encoder, model.tokens_of_run = replace(model.encoder, run=run), 40
+    rows = [(model.prepare(request), 0) for request in requests(model)]
+    assert len(model.run_rows(rows)) == len(LENGTHS)
+    assert runs == [POSITIONS, 31, 30 + 7, 7 + 2 + 1]
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 2), (2, 0)])
+def test_attention_on_cuda_gets_each_texts_own_tokens(pb_utils, monkeypatch, window):
+    flat_row = importlib.import_module("shared.flat_row")
+
+    def varlen_attn(query, key, value, starts, other_starts, longest, other_longest, *, scale, window_size):
+        """Stand in for the kernel, which needs a GPU: compute what PyTorch documents of its arguments."""
+        assert query.shape == key.shape == value.shape
+        assert starts is other_starts
+        assert starts.dtype == torch.int32
+        assert longest == other_longest == starts.diff().max()
+        rows = []
+        for start, end in pairwise(starts.tolist()):
+            distance = torch.arange(end - start)[:, None] - torch.arange(end - start)
+            left, right = (len(query) if side == -1 else side for side in window_size)
+            scores = torch.einsum("qhw,khw->hqk", query[start:end], key[start:end]) * scale
+            scores = scores.masked_fill((distance > left) | (-distance > right), -torch.inf)
+            rows.append(torch.einsum("hqk,khw->qhw", scores.softmax(-1), value[start:end]))
+        return torch.cat(rows)
+
+    monkeypatch.setattr(flat_row, "varlen_attn", varlen_attn)
+    mask = (np.arange(9) < np.array([[1], [4], [4], [9]])).astype(np.int64)
+    _, run = flat_row.on_device({"attention_mask": mask}, torch.device("cpu"), mask)
+    torch.manual_seed(0)
+    query, key, value = torch.randn(18, 4, 8), torch.randn(18, 2, 8), torch.randn(18, 2, 8)
+    answered = [
+        attend(run, query, key, value, 0.3, window) for attend in (flat_row.attend_on_cuda, flat_row.attend_by_length)
+    ]
+    torch.testing.assert_close(*answered)
