@@ -105,7 +105,7 @@ def answers(model: Any, sent: list[InferenceRequest]) -> list[np.ndarray]:
 @pytest.mark.parametrize(("architecture", "output", "values"), FLAT, ids=[f"{row[0]}-{row[1]}" for row in FLAT])
 def test_flat_answers_equal_padded_ones(load, architecture, output, values):
     padded = load(architecture, output, engine="torch-padded", **values)
-    flat = load(architecture, output, **values)
+    flat = load(architecture, output, engine="torch-flat", **values)
     assert (padded.engine_labels["engine"], flat.engine_labels["engine"]) == ("torch-padded", "torch-flat")
     alone = [answer for request in requests(padded) for answer in answers(padded, [request])]
     together = answers(flat, requests(flat))
@@ -136,7 +136,7 @@ def test_masked_tokens_inside_a_text_are_padding(load):
 
 
 def test_flat_runs_have_at_most_the_measured_tokens(load):
-    model = load("BertModel", "sentence_embedding")
+    model = load("BertModel", "sentence_embedding", engine="torch-flat")
     runs = []
 
     def run(names: list[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
