@@ -268,7 +268,8 @@ SMALL_PIPELINES = (
     SmallPipeline("translation", "M2M100ForConditionalGeneration", LAYERS | STARTS, (nllb,)),
     SmallPipeline("summarization", "BartForConditionalGeneration",
                   GENERATES | STARTS | {"task_specific_params": {"summarization": {}}}, (generates,)),
-    SmallPipeline("text2text-generation", "T5ForConditionalGeneration", {"decoder_start_token_id": 0}, (generates,)),
+    SmallPipeline("text2text-generation", "T5ForConditionalGeneration",
+                  {"decoder_start_token_id": 0, "num_layers": 3, "num_decoder_layers": 1}, (generates,)),
 )  # fmt: skip
 
 

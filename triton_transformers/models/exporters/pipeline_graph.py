@@ -17,7 +17,7 @@ from triton_transformers.models.exporters.onnx_export import Network, broadcast_
 if TYPE_CHECKING:
     import openvino
 
-    from shared.pipeline_graph import Call, Description
+    from shared.pipeline_graph import Call
 
 # The inputs of networks whose exported part takes much of the time of an answer, if they do not generate.
 MEDIA = ("input_features", "input_values", "pixel_values", "pixel_values_videos")
@@ -30,15 +30,20 @@ class Recorder:
     def __init__(self, network: torch.nn.Module) -> None:
         self.network, self.forward = network, network.forward
         self.signature = inspect.signature(network.forward)
-        self.calls: list[Call] = []
-        self.output: Any = None  # of the last call
+        self.shapes: list[dict[str, torch.Size]] = []  # of each call
+        self.settings: list[dict[str, Any]] = []
+        # The tensors of the largest call only: those of all of them may exceed the memory.
+        self.largest: Call | None = None
+        self.last_output: Any = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         call = self.read(arguments, named)
         output = self.forward(*arguments, **named)
         if call:
-            self.calls.append(call)
-            self.output = output
+            self.shapes.append({name: tensor.shape for name, tensor in call.tensors.items()})
+            self.settings.append(call.settings)
+            self.largest = max(filter(None, (self.largest, call)), key=size)
+            self.last_output = output
         return output
 
     def read(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
@@ -54,9 +59,10 @@ class Recorder:
         return self.outputs(self.forward(**tensors, **settings))
 
     def shape(self, name: str) -> list[int]:
-        """Return the shape of a tensor in all calls, with -1 for the rows of a batch and for sizes that differ."""
-        _, *others = zip(*(call.tensors[name].shape for call in self.calls), strict=True)
-        return [-1, *(sizes[0] if len({*sizes}) == 1 else -1 for sizes in others)]
+        """Return the shape of a tensor in all calls, with -1 for rows, lengths of texts, and sizes that differ."""
+        sizes = zip(*(shapes[name] for shapes in self.shapes), strict=True)
+        free = 1 if name in MEDIA else 2  # axes
+        return [own[0] if axis >= free and len({*own}) == 1 else -1 for axis, own in enumerate(sizes)]
 
 
 class StepRecorder(Recorder):
@@ -69,7 +75,9 @@ class StepRecorder(Recorder):
         return step.call if step else None
 
     def outputs(self, output: Any) -> Tensors:
-        layers = output.cache.self_attention_cache.layers
+        from shared.pipeline_graph import layers_of
+
+        layers = layers_of(output.cache.self_attention_cache)
         states = [state for layer in layers for state in (layer.keys, layer.values)]
         return {"logits": output.logits} | {f"own.{number}": state for number, state in enumerate(states)}
 
@@ -78,24 +86,29 @@ class StepRecorder(Recorder):
         from transformers.cache_utils import DynamicCache, DynamicLayer
         from transformers.modeling_outputs import BaseModelOutput
 
-        def cache(kind: str) -> DynamicCache:
+        def cache_of(kind: str) -> DynamicCache:
             states = [tensors.pop(name) for name in [*tensors] if name.startswith(f"{kind}.")]
-            made = DynamicCache()
+            cache = DynamicCache()
             for keys, values in zip(states[::2], states[1::2], strict=True):
                 layer = DynamicLayer()
                 layer.keys, layer.values, layer.is_initialized = keys, values, True
-                made.layers.append(layer)
-            return made
+                cache.layers.append(layer)
+            return cache
 
         encoded = BaseModelOutput(last_hidden_state=tensors.pop("encoded"))
-        both = EncoderDecoderCache(cache("own"), cache("crossed"))
-        return super().answer(tensors, settings | {"encoder_outputs": encoded, "cache": both})
+        cache = EncoderDecoderCache(cache_of("own"), cache_of("crossed"))
+        return super().answer(tensors, settings | {"encoder_outputs": encoded, "cache": cache})
 
     def shape(self, name: str) -> list[int]:
         """Return the shape with -1 for the rows and for the length of a text."""
-        size = [*self.calls[0].tensors[name].shape]
-        size[0] = size[2 if len(size) == 4 else 1] = -1
-        return size
+        sizes = [*self.shapes[0][name]]
+        sizes[0] = sizes[2 if len(sizes) == 4 else 1] = -1
+        return sizes
+
+
+def size(call: Call) -> int:
+    """Return the numbers in the tensors of a call."""
+    return sum(tensor.numel() for tensor in call.tensors.values())
 
 
 @contextlib.contextmanager
@@ -132,22 +145,22 @@ def export_graphs(recorders: list[Recorder], folder: Path) -> None:
     for path, (graph, description) in graphs.items():
         path.mkdir()
         openvino.save_model(graph, path / FILE, compress_to_fp16=False)
-        (path / DESCRIPTION).write_text(json.dumps(description._asdict()))
+        (path / DESCRIPTION).write_text(description)
 
 
-def converted(recorder: Recorder) -> tuple[openvino.Model, Description]:
-    """Return a graph that takes all recorded calls, and its form."""
+def converted(recorder: Recorder) -> tuple[openvino.Model, str]:
+    """Return a graph that takes all recorded calls, and its description as JSON."""
     import openvino
 
     from shared.pipeline_graph import Description
 
-    largest = max(recorder.calls, key=lambda call: sum(tensor.numel() for tensor in call.tensors.values()))
-    names = [name for name in largest.tensors if all(name in call.tensors for call in recorder.calls)]
-    ignored = {name for call in recorder.calls for name in call.tensors} - {*names}
-    if any(call.settings != largest.settings for call in recorder.calls):
-        raise ValueError("the calls have different arguments")
-    kind = type(recorder.output)
-    outputs = [*recorder.outputs(recorder.output)]
+    largest = recorder.largest
+    if largest is None or any(settings != largest.settings for settings in recorder.settings):
+        raise ValueError("there is no call, or the calls have different arguments")
+    names = [name for name in largest.tensors if all(name in shapes for shapes in recorder.shapes)]
+    ignored = {name for shapes in recorder.shapes for name in shapes} - {*names}
+    kind = type(recorder.last_output)
+    outputs = [*recorder.outputs(recorder.last_output)]
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         answer = recorder.answer(dict(zip(names, tensors, strict=True)), largest.settings)
@@ -159,4 +172,5 @@ def converted(recorder: Recorder) -> tuple[openvino.Model, Description]:
             example_input=tuple(largest.tensors[name] for name in names),
             input=[recorder.shape(name) for name in names],
         )
-    return graph, Description(names, sorted(ignored), largest.settings, outputs, kind.__module__, kind.__name__)
+    description = Description(names, sorted(ignored), largest.settings, outputs, kind.__module__, kind.__name__)
+    return graph, json.dumps(description._asdict())

@@ -35,7 +35,7 @@ class Description(NamedTuple):
     """The form of a graph: its inputs and the settings that it was exported with, and its outputs and their class."""
 
     inputs: list[str]
-    ignored: list[str]  # other tensors, which change nothing
+    ignored: list[str]  # tensors that only some recorded calls had; the graph does not read them
     settings: dict[str, Any]
     outputs: list[str]
     module: str
@@ -51,6 +51,7 @@ def exported_part(model: Any) -> torch.nn.Module:
 def call_of(
     signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any], without: tuple[str, ...] = RETURNED
 ) -> Call:
+    """Return the arguments of a call that are set, tensors apart from settings."""
     bound = signature.bind(*arguments, **named).arguments
     given = {name: value for name, value in (bound | bound.pop("kwargs", {})).items() if value is not None}
     given = {name: value for name, value in given.items() if name not in without}
@@ -72,15 +73,20 @@ def step_of(signature: inspect.Signature, arguments: tuple[Any, ...], named: dic
     tokens = tensors.get("decoder_input_ids")
     if not isinstance(cache, EncoderDecoderCache) or encoded is None or tokens is None or tokens.shape[1] != 1:
         return None
-    own, crossed = cache.self_attention_cache, cache.cross_attention_cache
-    if not own.get_seq_length() or any(type(layer) is not DynamicLayer for layer in (*own.layers, *crossed.layers)):
+    layers = {"own": layers_of(cache.self_attention_cache), "crossed": layers_of(cache.cross_attention_cache)}
+    if not layers["own"] or any(type(layer) is not DynamicLayer for own in layers.values() for layer in own):
         return None
     states = {
         f"{kind}.{number}": state
-        for kind, layers in (("own", own.layers), ("crossed", crossed.layers))
-        for number, state in enumerate(state for layer in layers for state in states_of(layer))
+        for kind, own in layers.items()
+        for number, state in enumerate(state for layer in own for state in states_of(layer))
     }
     return Step(Call({"encoded": encoded[0], **tensors, **states}, settings), cache)
+
+
+def layers_of(cache: Any) -> list[Any]:
+    """Return the layers that have states: transformers makes one for each of T5's encoder, which may have more."""
+    return [layer for layer in cache.layers if layer.is_initialized]
 
 
 def states_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,11 +150,15 @@ class WholeCalls:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         inputs = self.graph.inputs(call_of(self.signature, arguments, named))
         if inputs is None:
-            raise BadRequest("a parameter changes how the network runs, and the exported graph runs in one way")
+            raise BadRequest("a parameter changes how the network runs, and its exported graph runs in one way only")
         if not self.inputs or not all(map(torch.equal, inputs, self.inputs)):
             self.inputs, self.outputs = inputs, self.graph.run(inputs)
         outputs = zip(self.graph.form.outputs, self.outputs, strict=True)
         return self.graph.output_class(**{name: own.clone() for name, own in outputs})
+
+
+def stay(beams: torch.Tensor) -> None:
+    """Reorder nothing."""
 
 
 class Steps:
@@ -163,7 +173,9 @@ class Steps:
         if step is None or inputs is None:
             return self.forward(*arguments, **named)
         logits, *states = self.graph.run(inputs)
-        layers: list[Any] = step.cache.self_attention_cache.layers
+        layers = layers_of(step.cache.self_attention_cache)
         for layer, keys, values in zip(layers, states[::2], states[1::2], strict=True):
             layer.keys, layer.values = keys, values
+        # The beams of a text share what its encoder said, which transformers would copy at each step to reorder them.
+        vars(step.cache.cross_attention_cache)["reorder_cache"] = stay
         return self.graph.output_class(logits=logits, cache=step.cache)
