@@ -205,13 +205,20 @@ def test_worker_that_hangs_ends():
     assert worker.process.returncode == -signal.SIGALRM
 
 
-def test_worker_that_ends_costs_only_its_file():
+def test_worker_that_ends_costs_only_its_file(monkeypatch):
     decoder = MediaDecoder(parameters())
     decoder.pool._max_workers = 1
+
+    def end() -> None:
+        process = decoder.pool.submit(lambda: decoder.local.worker.process.process).result()
+        os.kill(process.pid, signal.SIGSEGV)
+        process.wait(60)
+
     assert decode(decoder, "image", png()).shape == (48, 64, 3)
-    process = decoder.pool.submit(lambda: decoder.local.worker.process.process).result()
-    os.kill(process.pid, signal.SIGSEGV)
-    process.wait(60)
+    end()
+    assert decode(decoder, "image", png()).shape == (48, 64, 3)
+    end()
+    monkeypatch.setattr(WorkerProcess, "has_ended", False)  # as if it ended during the work
     with pytest.raises(BadRequest, match="row 0: it takes too much memory to decode"):
         decode(decoder, "image", png())
     assert decode(decoder, "image", png()).shape == (48, 64, 3)

@@ -35,7 +35,7 @@ class MediaDecoder:
         if len(data) > self.limits["max_bytes"]:
             raise BadRequest(f"{where}: it has {len(data)} bytes, too many for max_bytes={self.limits['max_bytes']}")
         try:
-            if not hasattr(self.local, "worker"):
+            if not hasattr(self.local, "worker") or self.local.worker.process.has_ended:
                 self.local.worker = MediaWorker()
             decoded: Array = self.local.worker.decode(data, {"kind": kind, **self.limits, **wanted})
             return decoded

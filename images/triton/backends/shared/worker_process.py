@@ -48,6 +48,10 @@ class WorkerProcess:
         """Take the CPU seconds that one line may cost, for messages, and the files that the process inherits."""
         self.seconds, self.process = seconds, start_module(module, inherited)
 
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
     def ask(self, line: str) -> dict[str, Any]:
         """Return the answer. Raise BadRequest with the error that it names, or WorkerEnded with the limit."""
         assert self.process.stdin and self.process.stdout
