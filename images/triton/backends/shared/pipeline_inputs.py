@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -43,6 +44,12 @@ PARAMETER_LIMITS: dict[str, float] = {
         "targets", "task", "temperature", "tgt_lang", "threshold", "top_p", "truncation", "word_boxes",
     ), 1e6),
 }  # fmt: skip
+
+
+# Smaller numbers than these would multiply the runs of the network.
+PARAMETER_MINIMUMS = {"points_per_batch": 16, "crop_n_points_downscale_factor": 1}
+MAX_ENTRIES = 1000  # of a list
+MAX_FILES = 16  # of a row
 
 
 class Row(NamedTuple):
@@ -130,6 +137,7 @@ class Inputs:
             many = isinstance(content, list | dict) and content
             if not many:
                 raise BadRequest(f"{place} must be a JSON list or object of images in base64")
+            check_count(len(content), place, MAX_FILES, "files")
             if isinstance(content, dict):
                 return {key: self.media("image", value, place) for key, value in content.items()}
             return [self.media("image", value, place) for value in content]
@@ -144,6 +152,10 @@ class Inputs:
 
     def chat(self, messages: Any, where: str) -> list[dict[str, Any]]:
         """Return a chat with decoded files, and nothing else that a template or a processor could load."""
+        contents = [message.get("content") for message in messages if isinstance(message, dict)]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        files = [part for part in parts if isinstance(part, dict) and part.get("type") in MEDIA]
+        check_count(len(files), where, MAX_FILES, "files")
         chat = []
         for message in messages:
             if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
@@ -169,6 +181,7 @@ class Inputs:
         if not isinstance(content, dict):
             raise BadRequest(f"{where} of '{PARAMETERS}' must be a JSON object")
         check_parameters(content, where)
+        check_chunks(content, where)
         if missing := [name for name in self.needs if name not in content]:
             raise BadRequest(f"{where}: the parameter '{missing[0]}' is missing: send it in the input '{PARAMETERS}'")
         return content
@@ -181,13 +194,33 @@ def check_parameters(value: Any, where: str, limit: float = 1e6) -> None:
             if name not in PARAMETER_LIMITS:
                 raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown (see docs/pipelines.md)")
             check_parameters(part, f"{where}: {name}", PARAMETER_LIMITS[name])
+            least = PARAMETER_MINIMUMS.get(name, -math.inf)
+            if isinstance(part, int | float) and part < least:
+                raise BadRequest(f"{where}: {name} must be at least {least}")
     elif isinstance(value, list):
-        if len(value) > 1000:
-            raise BadRequest(f"{where} has {len(value)} entries; at most 1000 are allowed")
+        check_count(len(value), where, MAX_ENTRIES, "entries")
         for part in value:
             check_parameters(part, where, limit)
+    elif isinstance(value, str):
+        check_count(value.count(",") + 1, where, MAX_ENTRIES, "entries")  # pipelines split the labels in a text
     elif isinstance(value, int | float) and not abs(value) <= limit:
         raise BadRequest(f"{where} must be at most {limit:.0f}")
+
+
+def check_count(count: int, where: str, limit: int, noun: str) -> None:
+    if count > limit:
+        raise BadRequest(f"{where} has {count} {noun}; at most {limit} are allowed")
+
+
+def check_chunks(parameters: dict[str, Any], where: str) -> None:
+    """Raise BadRequest for chunks of a sound that begin too close together: each is a run of the network."""
+    chunk = parameters.get("chunk_length_s") or 0
+    stride = parameters.get("stride_length_s") or 0
+    both = stride if isinstance(stride, list) else [stride]
+    if not all(isinstance(number, int | float) for number in (chunk, *both)):
+        raise BadRequest(f"{where}: chunk_length_s and stride_length_s must be numbers")
+    if chunk and (chunk < 1 or max(both, default=0) > chunk / 3):
+        raise BadRequest(f"{where}: chunk_length_s must be at least 1, and stride_length_s at most a third of it")
 
 
 def resolved(value: Any) -> Any:
