@@ -25,6 +25,7 @@ GRANULARITIES = "timestamp_granularities[]"
 TIMESTAMPS: Mapping[str, tuple[str, ...]] = {"whisper": ("segment", "word"), "ctc": ("word",)}
 # The fields of OpenAI's segments that no pipeline reports.
 UNKNOWN = dict.fromkeys(("avg_logprob", "compression_ratio", "no_speech_prob"))
+MAX_SPEECH = 4096  # characters: OpenAI's limit
 # The formats of subtitles -> the sign between seconds and milliseconds.
 SUBTITLES = {"srt": ",", "vtt": "."}
 
@@ -44,7 +45,7 @@ class TranscriptionBody(TranslationBody, forbid_unknown_fields=True):
 
 class SpeechBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str
-    input: str
+    input: Annotated[str, msgspec.Meta(max_length=MAX_SPEECH)]
     voice: Literal["default"]
     response_format: Literal["wav"] = "wav"
     speed: float = 1

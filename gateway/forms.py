@@ -40,7 +40,11 @@ async def read(request: Request, struct: type[Body], file_field: str) -> tuple[B
     head = Message()
     head["content-type"] = request.headers["content-type"]
     contents: defaultdict[str, list[FormField]] = defaultdict(list)
-    for field in split(await request.body(), head.get_boundary() or ""):
+    try:
+        boundary = head.get_boundary() or ""
+    except (TypeError, ValueError):  # the parser's errors for continued parameters
+        raise malformed("its content type is malformed") from None
+    for field in split(await request.body(), boundary):
         contents[field.name].append(field)
     file = contents.pop(file_field, [])
     for name, fields in contents.items():
@@ -75,7 +79,10 @@ def read_field(part: bytes) -> FormField:
     head, _, content = part.partition(b"\r\n\r\n")
     if len(head) > MAX_HEAD:
         raise malformed(f"the head of a field has more than {MAX_HEAD} bytes")
-    name = BytesHeaderParser().parsebytes(head.lstrip()).get_param("name", header="content-disposition")
+    try:
+        name = BytesHeaderParser().parsebytes(head.lstrip()).get_param("name", header="content-disposition")
+    except (TypeError, ValueError):
+        name = None
     if not name or not isinstance(name, str):
         raise malformed("a field has no name")
     return FormField(name, content)

@@ -98,6 +98,7 @@ async def answer(request: Request) -> Response:
     began = time.perf_counter()
     gateway = gateway_of(request)
     system = await gateway.served.find(request.path_params["model"])
+    kind = await compute_type(gateway, system)
     is_file = media_type(request.headers.get("content-type", "")) != JSON
     if ask := asker(system):
         body = HubBody(await request.body()) if is_file else await bodies.read(request, HubBody)
@@ -107,7 +108,7 @@ async def answer(request: Request) -> Response:
     else:
         response = await tei_api.any_task(request)
         inputs = msgspec.json.decode(bytes((await tei_api.beginning(request)).inputs) or b"null")
-    response.headers["x-compute-type"] = await compute_type(gateway, system)
+    response.headers["x-compute-type"] = kind
     response.headers["x-compute-time"] = f"{time.perf_counter() - began:.3f}"
     response.headers["x-compute-characters"] = str(count_characters(inputs))
     return response
@@ -438,7 +439,7 @@ async def generate(request: Request, system: System, body: HubBody) -> Response:
     if seen := seen_image(inputs):
         url = seen.image if is_image(seen.image) else f"data:image/png;base64,{seen.image}"
         message = Message("user", [ImagePart(ImageUrl(url)), TextPart(seen.question or CAPTION)])
-        chat = await completions.chat_request(gateway, ChatBody(model=model, messages=[message]))
+        chat = await completions.chat_request(gateway, ChatBody(model=model, messages=[message], stream=body.stream))
         generation = dataclasses.replace(chat, options=chat.system.sampling | options)
     elif isinstance(inputs, str):
         check_rows(gateway, [inputs], "inputs", is_list=False)

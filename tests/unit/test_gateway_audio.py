@@ -224,12 +224,21 @@ def test_wrong_form_is_refused(gateway, fields, status, param):
         form(("model", "whisper")).removesuffix(b"--\r\n"),
         form(("", "whisper")).replace(b'name=""', b"name"),
         b"--xyz\r\n" + b"A: b\r\n" * 3000 + b"\r\n--xyz--",
+        form(("model", "whisper")).replace(b'name="model"', b"name*=a; name*0=b"),
     ],
-    ids=["empty", "other boundary", "cut off", "no name", "long head"],
+    ids=["empty", "other boundary", "cut off", "no name", "long head", "two names"],
 )
 def test_malformed_form_is_refused(gateway, body):
     reply = gateway.post("/v1/audio/transcriptions", body, content_type="multipart/form-data; boundary=xyz")
     assert (reply.status, "not a valid form" in reply.error["message"]) == (400, True), reply.body
+
+
+def test_malformed_boundary_is_refused(gateway):
+    body = form(("model", "whisper"))
+    reply = gateway.post(
+        "/v1/audio/transcriptions", body, content_type="multipart/form-data; boundary*=a; boundary*0=b"
+    )
+    assert (reply.status, "content type is malformed" in reply.error["message"]) == (400, True), reply.body
 
 
 def test_json_in_place_of_a_form_gets_415(gateway):
