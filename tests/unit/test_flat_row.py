@@ -168,7 +168,7 @@ def test_attention_on_cuda_gets_each_texts_own_tokens(pb_utils, monkeypatch, win
             rows.append(torch.einsum("hqk,khw->qhw", scores.softmax(-1), value[start:end]))
         return torch.cat(rows)
 
-    monkeypatch.setattr(flat_row, "varlen_attn", varlen_attn)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     mask = (np.arange(9) < np.array([[1], [4], [4], [9]])).astype(np.int64)
     _, run = flat_row.on_device({"attention_mask": mask}, torch.device("cpu"), mask)
     torch.manual_seed(0)

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.nn.attention.varlen import varlen_attn
 
 from shared.engine_choice import MAXIMUM_DIFFERENCE, Candidate
 from shared.lean_transformers import transformers
@@ -134,6 +133,8 @@ def attend_on_cuda(
     run: FlatRun, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: tuple[int, int]
 ) -> Tensor:
     """Attend by FlashAttention, which takes texts of unequal length. The tensors are [tokens, heads, width]."""
+    from torch.nn.attention.varlen import varlen_attn  # older versions of PyTorch lack it, and then texts are padded
+
     groups = query.shape[1] // key.shape[1]
     if groups > 1:  # PyTorch 2.11 has no groups of heads here
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
