@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import EncoderDecoderCache
-from transformers.cache_utils import DynamicLayer
 
+from shared.lean_transformers import transformers
 from shared.parameters import UNPINNED
 from shared.types import BadRequest
 
@@ -63,7 +62,7 @@ class Step(NamedTuple):
     """A call that continues each text by one token. Its tensors have the states of the tokens so far."""
 
     call: Call
-    cache: EncoderDecoderCache
+    cache: transformers.EncoderDecoderCache
 
 
 def step_of(signature: inspect.Signature, arguments: tuple[Any, ...], named: dict[str, Any]) -> Step | None:
@@ -71,10 +70,17 @@ def step_of(signature: inspect.Signature, arguments: tuple[Any, ...], named: dic
     tensors, settings = call_of(signature, arguments, named, without=("return_dict",))
     cache, encoded = settings.pop("cache", None), settings.pop("encoder_outputs", None)
     tokens = tensors.get("decoder_input_ids")
-    if not isinstance(cache, EncoderDecoderCache) or encoded is None or tokens is None or tokens.shape[1] != 1:
+    if (
+        not isinstance(cache, transformers.EncoderDecoderCache)
+        or encoded is None
+        or tokens is None
+        or tokens.shape[1] != 1
+    ):
         return None
     layers = {"own": layers_of(cache.self_attention_cache), "crossed": layers_of(cache.cross_attention_cache)}
-    if not layers["own"] or any(type(layer) is not DynamicLayer for own in layers.values() for layer in own):
+    if not layers["own"] or any(
+        type(layer) is not transformers.cache_utils.DynamicLayer for own in layers.values() for layer in own
+    ):
         return None
     states = {
         f"{kind}.{number}": state
