@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from triton_transformers.models.exporters.language_graph import filled_cache
 from triton_transformers.models.exporters.onnx_export import Network, broadcast_masks
 
 if TYPE_CHECKING:
     import openvino
+    from transformers.cache_utils import DynamicCache
 
     from shared.pipeline_graph import Call
 
@@ -83,17 +85,10 @@ class StepRecorder(Recorder):
 
     def answer(self, tensors: Tensors, settings: dict[str, Any]) -> Tensors:
         from transformers import EncoderDecoderCache
-        from transformers.cache_utils import DynamicCache, DynamicLayer
         from transformers.modeling_outputs import BaseModelOutput
 
         def cache_of(kind: str) -> DynamicCache:
-            states = [tensors.pop(name) for name in [*tensors] if name.startswith(f"{kind}.")]
-            cache = DynamicCache()
-            for keys, values in zip(states[::2], states[1::2], strict=True):
-                layer = DynamicLayer()
-                layer.keys, layer.values, layer.is_initialized = keys, values, True
-                cache.layers.append(layer)
-            return cache
+            return filled_cache([tensors.pop(name) for name in [*tensors] if name.startswith(f"{kind}.")])
 
         encoded = BaseModelOutput(last_hidden_state=tensors.pop("encoded"))
         cache = EncoderDecoderCache(cache_of("own"), cache_of("crossed"))

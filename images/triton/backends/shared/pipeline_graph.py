@@ -77,15 +77,13 @@ def step_of(signature: inspect.Signature, arguments: tuple[Any, ...], named: dic
         or tokens.shape[1] != 1
     ):
         return None
-    layers = {"own": layers_of(cache.self_attention_cache), "crossed": layers_of(cache.cross_attention_cache)}
-    if not layers["own"] or any(
-        type(layer) is not transformers.cache_utils.DynamicLayer for own in layers.values() for layer in own
-    ):
+    own, crossed = layers_of(cache.self_attention_cache), layers_of(cache.cross_attention_cache)
+    if not own or {type(layer) for layer in (*own, *crossed)} != {transformers.cache_utils.DynamicLayer}:
         return None
     states = {
         f"{kind}.{number}": state
-        for kind, own in layers.items()
-        for number, state in enumerate(state for layer in own for state in states_of(layer))
+        for kind, layers in (("own", own), ("crossed", crossed))
+        for number, state in enumerate(state for layer in layers for state in states_of(layer))
     }
     return Step(Call({"encoded": encoded[0], **tensors, **states}, settings), cache)
 
