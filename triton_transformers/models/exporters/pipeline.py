@@ -151,7 +151,7 @@ def tried(job: Job, version: Path) -> Trial:
                 ) from error
         gain, again = graph_answers(backend.pipe, recorders, version, ask) if recorders else (0.0, None)
         if again and gain >= WORTHWHILE and is_same(again.alone, found.alone, TOLERANCES["float32"]):
-            # Where the graph does not run, such as on a GPU, rows share no batch that PyTorch cannot run.
+            # PyTorch must be able to run the same batches, because the graph does not run on a GPU.
             reason = found.reason or again.reason
             return Trial(reason, traits, dtype, f"OpenVINO answers {gain:.1f} times as fast as PyTorch")
         shutil.rmtree(version / GRAPH, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Runs the texts of a PyTorch model as one flat row of tokens, without padding.
 
 Only the attention of a transformer looks at other tokens. So a model, or the base below its head, takes the tokens of
-all texts as one row, and its attention stays within each text. What follows gets the answer with padding, as always.
+all texts as one row, and its attention stays within each text. The layers after it get the answer with padding.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ import numpy as np
 
 from shared.types import Array, ConfigError
 
-# Runs without padding: the rows of the smallest that packing makes if there are as many, and the tokens of the largest.
+# A run without padding has at least so many rows if as many wait, and at most so many tokens.
 FLAT_ROWS, MAXIMUM_TOKENS = 16, 2**17
-# A larger one is worthwhile if a token takes at most this share of its time in one of half the size.
+# A run twice as large is worthwhile if a token takes at most this share of its time in the smaller run.
 WORTHWHILE = 0.95
-# Of so many runs of a size the fastest counts: of fewer if they take longer than this. The first one is slower.
+# Each size is timed so many times, but no more often once that took these seconds. The fastest time counts, because the
+# first run is slower.
 FEWEST_TIMED, MOST_TIMED, TIMING_S = 2, 4, 0.3
-# What follows such a run, as pooling, gets it with padding: at most so many times the tokens.
+# The steps after such a run, such as pooling, get its answer with padding: at most so many times its tokens.
 PADDING = 2
 
 # Seconds of a run, for several numbers of rows at once, all padded to one length.
@@ -98,7 +99,7 @@ class RunCost:
     def measure_flat(cls, seconds_of: Callable[[int, int], float], length: int) -> tuple[RunCost, int]:
         """Time ever larger runs without padding. Return the cost, and the tokens of the largest that is worthwhile.
 
-        One is that computes more tokens per second than half of it, and that the memory suffices for.
+        A run is worthwhile if it computes more tokens per second than half of it, and fits into the memory.
         """
 
         def fastest(rows: int) -> float:
