@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,7 @@ class Engine:
         self.ready = {"m_stream": True}
         self.load_error = ""
         self.requests: list[dict] = []
+        self.iterators: list[weakref.ref] = []
         self.error, self.is_late = "", False
         self.gate = threading.Event()
         self.gate.set()
@@ -35,7 +37,13 @@ class Engine:
 
     def request(self, **fields):
         fields |= {"inputs": {tensor.name(): tensor.as_numpy() for tensor in fields["inputs"]}}
-        return SimpleNamespace(exec=lambda decoupled: self.responses(fields))
+
+        def execute(decoupled: bool):
+            iterator = self.responses(fields)
+            self.iterators.append(weakref.ref(iterator))
+            return iterator
+
+        return SimpleNamespace(exec=execute)
 
     def responses(self, fields: dict):
         self.requests.append(fields)
@@ -97,6 +105,16 @@ def front(engine):
 def ask(front, request: InferenceRequest):
     front.execute([request])
     return request.get_response_sender().response()
+
+
+def test_iterator_of_responses_outlives_the_answer(front, engine, monkeypatch):
+    ask(front(), InferenceRequest(["text"], prompt=TEXT))
+    (iterator,) = engine.iterators
+    assert iterator()
+    freed = threading.Event()
+    weakref.finalize(iterator(), freed.set)
+    monkeypatch.setattr("shared.generation_front.KEPT_S", 0)
+    assert freed.wait(30)
 
 
 def test_request_reaches_the_engine_whole(front, engine):

@@ -13,7 +13,8 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,8 @@ from shared.types import Array, BadRequest, Busy, ConfigError, InstanceArgs, Mod
 
 # How often to ask Triton whether clients still wait, and the largest share of the time for it.
 CHECK_S, CHECK_SHARE = 0.5, 0.05
+# How long to keep the iterators of responses that have ended: docs/triton-faults.md#iterators-of-responses.
+KEPT_S = 10.0
 # Triton's words while it starts, and for a model that is not loaded: docs/triton-faults.md#errors-of-called-models.
 STARTING, NOT_READY = "Server not ready", "is not ready"
 # Triton's words for a model whose process has crashed.
@@ -65,6 +68,7 @@ class GenerationFront(Backend):
         self.has_rows = config.get("max_batch_size", 0) > 0
         self.waiting: set[Waiting] = set()
         self.lock = threading.Lock()  # no thread may ask Triton about a request after its last response
+        self.ended: deque[tuple[float, Iterator[pb_utils.InferenceResponse]]] = deque()  # since when
         self.closed = threading.Event()
         try:
             if not pb_utils.is_model_ready(self.engine):
@@ -138,10 +142,27 @@ class GenerationFront(Backend):
 
     def answer(self, waiting: Waiting, call: pb_utils.InferenceRequest) -> None:
         try:
-            response = self.passed_on(last_response(call, self.engine, waiting.hear), waiting)
+            response = self.passed_on(self.last_response(call, waiting.hear), waiting)
         except Exception as error:
             response = serving.error_response(error)
         self.finish(waiting, response)
+
+    def last_response(
+        self, call: pb_utils.InferenceRequest, hear: Callable[[], None] = lambda: None
+    ) -> pb_utils.InferenceResponse:
+        """Send the request, and return the response with its outputs, or with its error.
+
+        The engine sends empty responses before, and Triton may send one at the end.
+        """
+        responses, answer = call.exec(decoupled=True), None
+        for response in responses:
+            hear()
+            if response.has_error() or response.output_tensors():
+                answer = response
+        self.ended.append((time.monotonic(), responses))
+        if answer is None:
+            raise RuntimeError(f"model '{self.engine}' sent no answer")
+        return answer
 
     def finish(self, waiting: Waiting, response: pb_utils.InferenceResponse) -> None:
         with self.lock:
@@ -169,6 +190,8 @@ class GenerationFront(Backend):
         pause = CHECK_S
         while not self.closed.wait(pause):
             begin = time.monotonic()
+            while self.ended and self.ended[0][0] < begin - KEPT_S:
+                self.ended.popleft()
             for waiting in list(self.waiting):
                 if time.monotonic() > waiting.heard_at + SILENCE_S:
                     self.finish(waiting, crash_response(self.engine))
@@ -179,25 +202,8 @@ class GenerationFront(Backend):
                     inputs = {TEXT_INPUT: b"", "cancel": waiting.key.encode()}
                     arrays = {name: np.array([value], np.object_) for name, value in inputs.items()}
                     with contextlib.suppress(Exception):  # the next round tries again
-                        last_response(self.request("", arrays, ["text_output"], {ONE_ANSWER: waiting.key}), self.engine)
+                        self.last_response(self.request("", arrays, ["text_output"], {ONE_ANSWER: waiting.key}))
             pause = max(CHECK_S, (time.monotonic() - begin) / CHECK_SHARE)
-
-
-def last_response(
-    call: pb_utils.InferenceRequest, engine: str, hear: Callable[[], None] = lambda: None
-) -> pb_utils.InferenceResponse:
-    """Send the request, and return the response with its outputs, or with its error.
-
-    The engine sends empty responses before, and Triton may send one at the end.
-    """
-    answer = None
-    for response in call.exec(decoupled=True):
-        hear()
-        if response.has_error() or response.output_tensors():
-            answer = response
-    if answer is None:
-        raise RuntimeError(f"model '{engine}' sent no answer")
-    return answer
 
 
 def error_of(message: str, engine: str) -> pb_utils.InferenceResponse:
