@@ -213,7 +213,8 @@ def check_compared(text: str, code: int) -> None:
 def started_comparison(stack: DrillStack, **settings: str) -> Make:
     """Start a comparison, and wait until it has switched batching off."""
     command = stack.start_make("loadtest", **SHORT, **settings)
-    stack.until(lambda: batcher_of(stack) == "null" or command.poll() is not None, "the mode without batching")
+    begun = "the mode without batching"
+    stack.until(lambda: batcher_of(stack) == "null" or command.poll() is not None, begun, COMMAND_S)
     if command.poll() is not None:
         raise BrokenError(f"`make loadtest` ended early: {command.communicate()[0][-300:]}")
     return command

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -282,6 +283,29 @@ def test_loads_send_good_and_bad_requests_on_every_route_and_check_each_text() -
     assert {(one.route, one.kind) for one in (*clients.outcomes, *load.outcomes)} == KINDS
     assert {(one.route, one.kind) for one in load.outcomes} == KINDS
     assert {one.kind for one in clients.refusals} == {RIGHT}
+
+
+def test_steady_load_lets_few_requests_wait_on_a_slow_route(monkeypatch) -> None:
+    monkeypatch.setattr("drills.clients.MAXIMUM_WAITING", 2)
+    begun, is_over = [], threading.Event()
+
+    class SlowClients(FakeClients):
+        def __init__(self) -> None:
+            super().__init__()
+            self.routes[HTTP] = self.slowly
+
+        async def slowly(self, texts: list[str]) -> None:
+            begun.append(texts)
+            while not is_over.is_set():
+                await asyncio.sleep(0.01)
+            raise RefusedError("503")
+
+    with steady_load(SlowClients, KNOWN) as load:
+        while [one.route for one in load.outcomes].count(GATEWAY) < 5:
+            time.sleep(0.01)
+        waiting = len(begun)
+        is_over.set()
+    assert waiting == 2
 
 
 # --- the report -----------------------------------------------------------------------------------------------------
