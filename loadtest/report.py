@@ -138,8 +138,8 @@ def explanation(results: Results) -> str:
         if "instances" in modes
         else "",
         "Dynamic batching: the configured instances run requests that wait together.",
-        f"The pipeline of {results['system']} runs the rows of a batch one after the other, because together their "
-        "answers would change (batch_size=1 in its config.pbtxt): a batch saves only the overhead between them."
+        f"The pipeline of {results['system']} runs each row of a batch alone, because together their answers would "
+        "change (batch_size=1 in its config.pbtxt): at best, a batch lets them run side by side."
         if results["runs_rows_alone"]
         else "",
     ]

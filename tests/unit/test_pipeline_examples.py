@@ -153,7 +153,7 @@ def test_report_has_the_seconds_of_sound_per_second():
     assert ["seconds of sound/s", "250.0", "250.0", ""] in rows(results)
     printed: list[str] = []
     print_table(results, SimpleNamespace(print=lambda *text: printed.extend(map(str, text))))
-    assert "one after the other, because together their answers would change" in " ".join(printed)
+    assert "each row of a batch alone, because together their answers would change" in " ".join(printed)
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------

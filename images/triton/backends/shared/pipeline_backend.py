@@ -7,7 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +58,9 @@ class PipelineBackend(BatchBackend[list[Row]]):
             graph = plan.folder / GRAPH
             if graph.is_dir() and (plan.device.type, plan.dtype) == ("cpu", torch.float32):
                 use_graph(self.pipe.model, graph)
+        # Rows that run alone run side by side, unless they need a tokenizer, which serves one thread at a time.
+        is_parallel = self.batch_size == 1 and self.pipe.tokenizer is None
+        self.map = ThreadPoolExecutor(torch.get_num_threads()).map if is_parallel else map
         self.media = MediaDecoder(config)
         self.inputs = Inputs(config, self.decode)
 
@@ -87,8 +90,9 @@ class PipelineBackend(BatchBackend[list[Row]]):
     def call(self, values: list[Any], parameters: dict[str, Any]) -> Iterator[bytes | Exception]:
         """Yield the answer of each value. If a batch fails, its rows run alone, so that only one gets the error."""
         size = 1 if ALONE & parameters.keys() else self.batch_size
-        for start in range(0, len(values), size):
-            yield from self.call_together(values[start : start + size], parameters)
+        batches = [values[start : start + size] for start in range(0, len(values), size)]
+        for answers in self.map(lambda batch: list(self.call_together(batch, parameters)), batches):
+            yield from answers
 
     def call_together(self, batch: list[Any], parameters: dict[str, Any]) -> Iterator[bytes | Exception]:
         self.metrics.add(runs=1)

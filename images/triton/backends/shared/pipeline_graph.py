@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,6 +149,7 @@ class WholeCalls:
 
     def __init__(self, graph: Graph, forward: Callable[..., Any]) -> None:
         self.graph, self.signature = graph, inspect.signature(forward)
+        self.lock = threading.Lock()
         self.inputs: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []
 
@@ -155,9 +157,10 @@ class WholeCalls:
         inputs = self.graph.inputs(call_of(self.signature, arguments, named))
         if inputs is None:
             raise BadRequest("a parameter changes how the network runs, and its exported graph runs in one way only")
-        if not self.inputs or not all(map(torch.equal, inputs, self.inputs)):
-            self.inputs, self.outputs = inputs, self.graph.run(inputs)
-        outputs = zip(self.graph.form.outputs, self.outputs, strict=True)
+        with self.lock:
+            if not self.inputs or not all(map(torch.equal, inputs, self.inputs)):
+                self.inputs, self.outputs = inputs, self.graph.run(inputs)
+            outputs = list(zip(self.graph.form.outputs, self.outputs, strict=True))
         return self.graph.output_class(**{name: own.clone() for name, own in outputs})
 
 
