@@ -56,7 +56,9 @@ async def transcriptions(request: Request) -> Response:
     """Return the words of a sound as text."""
     body, file = await forms.read(request, TranscriptionBody, "file")
     if body.stream:
-        raise ApiError(400, "Transcriptions are not streamed: leave it out.", "stream", "unsupported_parameter")
+        raise ApiError(
+            400, "The models do not stream transcriptions: leave 'stream' out.", "stream", "unsupported_parameter"
+        )
     gateway = gateway_of(request)
     system = await gateway.served.find(body.model, "transcription")
     return await recognize(gateway, system, body, file, {})

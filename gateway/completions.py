@@ -129,18 +129,18 @@ class GenerationBody(Sampling, kw_only=True, forbid_unknown_fields=True):
         return names
 
     def structure(self) -> dict[str, Any] | None:
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
+        form = self.response_format
+        if form is None or form.type == "text":
             return self.structured_outputs.option() if self.structured_outputs else None
         if self.structured_outputs is not None:
             message = "'structured_outputs' and 'response_format' exclude each other: send one."
             raise ApiError(400, message, "structured_outputs", "invalid_value")
-        if wanted.type == "json_object":
+        if form.type == "json_object":
             return {"json_object": True}
-        if wanted.json_schema is None:
+        if form.json_schema is None:
             param = "response_format.json_schema"
             raise ApiError(400, f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
-        return {"json": wanted.json_schema.schema}
+        return {"json": form.json_schema.schema}
 
 
 class CompletionsBody(GenerationBody, kw_only=True):

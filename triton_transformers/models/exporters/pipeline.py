@@ -46,7 +46,7 @@ def assemble(job: Job) -> Outcome:
         shutil.copytree(vocoder, version / VOCODER, ignore=shutil.ignore_patterns("*.bin"))
     with quiet():
         write(job, MAX_BATCH, Traits(job.task))
-        trial = tried(job, version)
+        trial = try_examples(job, version)
     batch_size = 1 if trial.reason else MAX_BATCH
     write(job, batch_size, trial.traits)
     together = f"rows run alone, because {trial.reason}" if trial.reason else f"up to {MAX_BATCH} rows share a batch"
@@ -75,12 +75,12 @@ def check_network(job: Job) -> None:
             f"one (SpeechT5HifiGan, FastSpeech2ConformerHifiGan) with save_pretrained into its folder {VOCODER}, and "
             "set SOURCE"
         )
-    _, found = network.from_pretrained(
+    _, loaded = network.from_pretrained(
         job.weights, device_map="meta", output_loading_info=True, local_files_only=True, ignore_mismatched_sizes=True
     )
-    different = sorted(name for name, *_ in found["mismatched_keys"])
+    different = sorted(name for name, *_ in loaded["mismatched_keys"])
     reads_pooler = "SequenceClassification" in architecture
-    missing = sorted(name for name in found["missing_keys"] if reads_pooler or "pooler" not in name)
+    missing = sorted(name for name in loaded["missing_keys"] if reads_pooler or "pooler" not in name)
     if names := different or missing:
         lack = "has other sizes than" if different else "is missing in"
         raise UserError(
@@ -131,7 +131,7 @@ class Trial(NamedTuple):
     graph: str  # how much faster a graph is, or ""
 
 
-def tried(job: Job, version: Path) -> Trial:
+def try_examples(job: Job, version: Path) -> Trial:
     """Send examples to the pipeline, and export its graph if it is faster. Raise UserError if it does not answer."""
     with served_system(job.system, job.folder) as served:
         backend = served.models[job.system].backend
@@ -144,18 +144,18 @@ def tried(job: Job, version: Path) -> Trial:
             try:
                 rows = backend.inputs.rows(tensors | {"parameters": [sent] * len(examples)})
                 ask = partial(answers, backend.pipe, rows, json.loads(rows[0].parameters), dtype)
-                found = ask()
+                on_pytorch = ask()
             except ValueError as error:
                 raise UserError(
                     f"{job.weights}: the pipeline of {job.task} does not answer an example: {error}"
                 ) from error
-        gain, again = graph_answers(backend.pipe, recorders, version, ask) if recorders else (0.0, None)
-        if again and gain >= WORTHWHILE and is_same(again.alone, found.alone, TOLERANCES["float32"]):
+        gain, on_graph = graph_answers(backend.pipe, recorders, version, ask) if recorders else (0.0, None)
+        if on_graph and gain >= WORTHWHILE and is_same(on_graph.alone, on_pytorch.alone, TOLERANCES["float32"]):
             # PyTorch must be able to run the same batches, because the graph does not run on a GPU.
-            reason = found.reason or again.reason
+            reason = on_pytorch.reason or on_graph.reason
             return Trial(reason, traits, dtype, f"OpenVINO answers {gain:.1f} times as fast as PyTorch")
         shutil.rmtree(version / GRAPH, ignore_errors=True)
-        return Trial(found.reason, traits, dtype, "")
+        return Trial(on_pytorch.reason, traits, dtype, "")
 
 
 class Answers(NamedTuple):
@@ -192,8 +192,8 @@ def graph_answers(
         before = seconds()
         export_graphs(recorders, version / GRAPH)
         use_graph(pipe.model, version / GRAPH)
-        again = ask()  # a graph takes longer for the first call of a shape
-        return before / seconds(), again
+        on_graph = ask()  # a graph takes longer for the first call of a shape
+        return before / seconds(), on_graph
     except Exception as error:  # tracing raises anything, and so do pipelines that use a network's layers one by one
         if isinstance(error, OSError) and error.errno:  # such as a full disk
             raise

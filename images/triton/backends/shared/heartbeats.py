@@ -60,7 +60,7 @@ class Heartbeats:
     def run(self) -> None:
         while not self.closed.wait(BEAT_S / 2):
             for sender in list(self.beating):
-                with contextlib.suppress(Exception):  # no shared memory: the next round tries again
+                with contextlib.suppress(Exception):  # shared memory may be full; the next round tries again
                     sender.beat()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from openvino import Op, PartialShape, Type
 
 from shared.types import Array
 
-NOWHERE = -1  # the place of a token that has the one of its text
+NOWHERE = -1  # of a token whose place is its position in the text
 AXES = 3
 FIRST, LAST = 2**24, 2**31 - 1  # the numbers; no vocabulary is as large, and OpenVINO computes with 32 bits
 KNOWN = 10_000  # chats whose numbers are kept for the prefix cache
@@ -41,7 +41,7 @@ class Rows:
 
 
 class Table:
-    """The rows that anyone uses, by their first numbers. Threads may share it."""
+    """The rows that prompts use, by their first numbers. Threads may share it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -50,12 +50,12 @@ class Table:
         self.next = FIRST
 
     def find(self, content: bytes) -> Rows | None:
-        """Return the rows of this content if anyone uses them."""
+        """Return the rows of this content if a prompt uses them."""
         with self.lock:
             return self.rows.get(self.starts.get(content, 0))
 
     def add(self, content: bytes, rows: Rows) -> Rows:
-        """Give the rows the numbers of their content. Return those that have them already, if there are such."""
+        """Give the rows the numbers of their content. Return those that a prompt uses already."""
         count = len(rows.tokens)
         with self.lock:
             if self.next + count > LAST:  # the prefix cache has long lost the first ones

@@ -42,8 +42,9 @@ def image(data: bytes, limits: dict[str, Any]) -> Array:
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None  # max_pixels is checked instead
-    with opened("it", data) as file:  # which takes every error inside for a broken file
+    with opened("it", data) as file:
         width, height = file.size
+    # Outside the block, because `opened` reports each error in it as a broken file.
     check(width * height, limits, "max_pixels", f"it has {width} x {height} pixels")
     with opened("it", data) as file:
         return np.asarray(upright(file))
@@ -159,7 +160,7 @@ DECODERS = {"image": image, "audio": sound, "video": video}
 
 
 def main() -> None:
-    os.nice(5)  # models go on
+    os.nice(5)  # models have priority over decoders
     setup = json.loads(sys.stdin.readline())
     descriptor = setup["file"]
 
