@@ -33,9 +33,9 @@ def decoder():
     decoder.close()
 
 
-def decode(decoder: MediaDecoder, kind: str, data: bytes, **wanted: Any) -> np.ndarray:
-    wanted = {"audio": {"rate": 16_000}, "video": {"frames": 4}}.get(kind, {}) | wanted
-    return decoder.decode(kind, data, "row 0", **wanted).result()
+def decode(decoder: MediaDecoder, kind: str, data: bytes, **options: Any) -> np.ndarray:
+    options = {"audio": {"rate": 16_000}, "video": {"frames": 4}}.get(kind, {}) | options
+    return decoder.decode(kind, data, "row 0", **options).result()
 
 
 def sound(rate: int = 16_000, seconds: float = 1, channels: int = 1, kind: str = "WAV") -> bytes:
@@ -195,6 +195,17 @@ LYING = {
 def test_file_is_read_no_further_than_needed(decoder, name):
     kind, data, shape = LYING[name]
     assert decode(decoder, kind, data).shape == shape
+
+
+def test_decoded_bytes_are_bounded_until_their_arrays_are_freed():
+    size = 48 * 64 * 3
+    decoder = MediaDecoder(parameters(max_decoded_bytes=2 * size))
+    kept = [decode(decoder, "image", png()) for _ in range(2)]
+    with pytest.raises(BadRequest, match=f"row 0: decoded it has {size} bytes.* max_decoded_bytes={2 * size}"):
+        decode(decoder, "image", png())
+    kept.pop()
+    assert np.array_equal(decode(decoder, "image", png()), kept[0])
+    decoder.close()
 
 
 def test_worker_that_hangs_ends():

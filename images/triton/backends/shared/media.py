@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +17,13 @@ from shared.types import Array, BadRequest, ModelConfig
 from shared.worker_process import WorkerEnded, WorkerProcess
 
 # Parameters of the model's configuration, with their defaults.
-LIMITS = {"max_bytes": 100_000_000, "max_pixels": 50_000_000, "max_video_pixels": 200_000_000, "max_seconds": 1800}
+LIMITS = {
+    "max_bytes": 100_000_000,
+    "max_pixels": 50_000_000,
+    "max_video_pixels": 200_000_000,
+    "max_seconds": 1800,
+    "max_decoded_bytes": 4_000_000_000,  # of the files of all requests at work
+}
 
 
 class MediaDecoder:
@@ -24,20 +31,21 @@ class MediaDecoder:
 
     def __init__(self, config: ModelConfig) -> None:
         self.limits = {name: int_parameter(config, name, default) for name, default in LIMITS.items()}
+        self.memory = DecodedBytes(self.limits["max_decoded_bytes"])
         self.pool = ThreadPoolExecutor(min(4, usable_cpus()), thread_name_prefix="media")
         self.local = threading.local()
 
-    def decode(self, kind: str, data: bytes, where: str, **wanted: Any) -> Future[Array]:
-        """Return an image [H,W,3], sound at the wanted `rate`, or a video's first `frames` [T,H,W,3]; or BadRequest."""
-        return self.pool.submit(self.decode_in_worker, kind, data, where, wanted)
+    def decode(self, kind: str, data: bytes, where: str, **options: Any) -> Future[Array]:
+        """Return an image [H,W,3], sound at the option `rate`, or a video's first `frames` [T,H,W,3]; or BadRequest."""
+        return self.pool.submit(self.decode_in_worker, kind, data, where, options)
 
-    def decode_in_worker(self, kind: str, data: bytes, where: str, wanted: dict[str, Any]) -> Array:
+    def decode_in_worker(self, kind: str, data: bytes, where: str, options: dict[str, Any]) -> Array:
         if len(data) > self.limits["max_bytes"]:
             raise BadRequest(f"{where}: it has {len(data)} bytes, too many for max_bytes={self.limits['max_bytes']}")
         try:
             if not hasattr(self.local, "worker") or self.local.worker.process.has_ended:
-                self.local.worker = MediaWorker()
-            decoded: Array = self.local.worker.decode(data, {"kind": kind, **self.limits, **wanted})
+                self.local.worker = MediaWorker(self.memory)
+            decoded: Array = self.local.worker.decode(data, {"kind": kind, **self.limits, **options})
             return decoded
         except WorkerEnded as error:  # the next file gets another one
             vars(self.local).pop("worker", None)
@@ -49,10 +57,35 @@ class MediaDecoder:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
+class DecodedBytes:
+    """Counts the bytes of decoded files until their arrays are freed."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.lock = threading.RLock()  # a thread that holds it may free an array
+
+    def hold(self, decoded: Array) -> None:
+        """Count the bytes of an array until it is freed. Raise BadRequest if there are too many."""
+        with self.lock:
+            if self.used + decoded.nbytes > self.limit:
+                raise BadRequest(
+                    f"decoded it has {decoded.nbytes} bytes, with the other files at work too many for "
+                    f"max_decoded_bytes={self.limit}: send fewer or smaller files at once"
+                )
+            self.used += decoded.nbytes
+        weakref.finalize(decoded, self.release, decoded.nbytes)
+
+    def release(self, size: int) -> None:
+        with self.lock:
+            self.used -= size
+
+
 class MediaWorker:
     """A process that decodes, and the file in memory that it shares with this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: DecodedBytes) -> None:
+        self.memory = memory
         self.file = os.fdopen(os.memfd_create("media"), "r+b", buffering=0)
         descriptor = self.file.fileno()
         self.process = WorkerProcess("shared.media_worker", DECODE_SECONDS, [descriptor])
@@ -63,7 +96,11 @@ class MediaWorker:
         self.file.truncate()
         self.file.write(data)
         answer = self.process.ask(json.dumps(order | {"size": len(data)}))
-        self.file.seek(0)
-        decoded = np.frombuffer(self.file.read(), answer["dtype"]).reshape(answer["shape"])
-        self.file.truncate(0)
+        decoded = np.empty(answer["shape"], answer["dtype"])
+        try:
+            self.memory.hold(decoded)
+            self.file.seek(0)
+            self.file.readinto(decoded.data)
+        finally:
+            self.file.truncate(0)
         return decoded

@@ -50,6 +50,7 @@ PARAMETER_LIMITS: dict[str, float] = {
 PARAMETER_MINIMUMS = {"points_per_batch": 16, "crop_n_points_downscale_factor": 1}
 MAX_ENTRIES = 1000  # of a list
 MAX_FILES = 16  # of a row
+MAX_POINTS = 5 * 32**2  # of a mask generation: 32 x 32 in the image and in each crop of one layer
 
 
 class Row(NamedTuple):
@@ -182,6 +183,7 @@ class Inputs:
             raise BadRequest(f"{where} of '{PARAMETERS}' must be a JSON object")
         check_parameters(content, where)
         check_chunks(content, where)
+        check_points(content, where)
         if missing := [name for name in self.needs if name not in content]:
             raise BadRequest(f"{where}: the parameter '{missing[0]}' is missing: send it in the input '{PARAMETERS}'")
         return content
@@ -221,6 +223,18 @@ def check_chunks(parameters: dict[str, Any], where: str) -> None:
         raise BadRequest(f"{where}: chunk_length_s and stride_length_s must be numbers")
     if chunk and (chunk < 1 or max(both, default=0) > chunk / 3):
         raise BadRequest(f"{where}: chunk_length_s must be at least 1, and stride_length_s at most a third of it")
+
+
+def check_points(parameters: dict[str, Any], where: str) -> None:
+    """Raise BadRequest for too many points of a mask generation. Layer n has 4**n crops, each with all points."""
+    points, layers = parameters.get("points_per_crop") or 32, parameters.get("crops_n_layers") or 0
+    if not all(isinstance(number, int) for number in (points, layers)):
+        raise BadRequest(f"{where}: points_per_crop and crops_n_layers must be whole numbers")
+    total = points**2 * sum(4**layer for layer in range(layers + 1))
+    if total > MAX_POINTS:
+        raise BadRequest(
+            f"{where}: points_per_crop and crops_n_layers ask for {total} points; at most {MAX_POINTS} are allowed"
+        )
 
 
 def resolved(value: Any) -> Any:
