@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,9 @@ OUTPUTS = "outputs"
 GRANULARITIES = "timestamp_granularities[]"
 # The kinds of models (the parameter `speech_model` of the configuration) -> the pieces of speech that they time.
 TIMESTAMPS: Mapping[str, tuple[str, ...]] = {"whisper": ("segment", "word"), "ctc": ("word",)}
+CHUNK_S = 30  # what Whisper hears at once; it needs timestamps for longer sounds, or chunks
+# The limit of seeds of pipelines.
+SEEDS = 1_000_000
 # The fields of OpenAI's segments that no pipeline reports.
 UNKNOWN = dict.fromkeys(("avg_logprob", "compression_ratio", "no_speech_prob"))
 MAX_SPEECH = 4096  # characters: OpenAI's limit
@@ -125,7 +129,6 @@ def timestamps(system: System, body: TranscriptionBody) -> list[str]:
         message = f"'{GRANULARITIES}' needs the 'response_format' verbose_json."
         raise ApiError(400, message, GRANULARITIES, "unsupported_value")
     if not asked and body.response_format in ("json", "text"):
-        # Whisper needs timestamps for sounds of more than 30 seconds.
         return ["segment" if "segment" in known else ""]
     for granularity in asked or ["segment"]:
         if granularity not in known:
@@ -142,13 +145,17 @@ def timestamps(system: System, body: TranscriptionBody) -> list[str]:
 def call_parameters(system: System, body: TranscriptionBody, generation: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of the pipeline's call. Raise ApiError for those of a model that generates text."""
     own = {name: value for name in ("language", "prompt", "temperature") if (value := getattr(body, name))}
-    if own and system.speech_model != "whisper":
+    if own and not system.is_whisper:
         name = next(iter(own))
         message = f"The model '{system.name}' takes no '{name}', as only Whisper does: leave it out."
         raise ApiError(400, message, name, "unsupported_parameter")
     parameters = {"prompt": own.pop("prompt")} if "prompt" in own else {}
     if options := own | generation:
         parameters["generate_kwargs"] = options
+    if body.temperature and len({*body.timestamp_granularities}) > 1:  # segments and words are of two runs
+        parameters["seed"] = random.randrange(SEEDS)
+    if system.is_whisper and system.speech_model not in TIMESTAMPS:
+        parameters["chunk_length_s"] = CHUNK_S
     if body.response_format not in ("json", "text"):
         parameters["return_duration"] = True
     is_language_open = not (body.language or "task" in generation)

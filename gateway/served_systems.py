@@ -52,10 +52,11 @@ class System:
         # The ability tokens: the model returns the token ids of texts.
         others = {"chat": "messages" in self.inputs, "tokens": bool(tokenizing_model)}
         task = self.parameter("task") if config.backend == "pipeline" else ""
-        self.speech_model = self.parameter("speech_model")  # of a pipeline that recognizes speech: whisper, ctc or ""
+        # Of a pipeline that recognizes speech: whisper, whisper_without_timestamps, ctc or "".
+        self.speech_model = self.parameter("speech_model")
         others |= {
             "transcription": task == "automatic-speech-recognition",
-            "translation": self.speech_model == "whisper",
+            "translation": self.is_whisper,
             "speech": task == "text-to-audio",
         }
         self.abilities = frozenset([*own, *(name for name, is_there in others.items() if is_there)])
@@ -63,6 +64,10 @@ class System:
     def can(self, abilities: Collection[str]) -> bool:
         """Return whether the system has one of these abilities."""
         return not self.abilities.isdisjoint(abilities)
+
+    @property
+    def is_whisper(self) -> bool:
+        return self.speech_model.startswith("whisper")
 
     @property
     def is_listed(self) -> bool:

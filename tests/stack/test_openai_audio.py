@@ -22,7 +22,7 @@ from tests.unit.test_pipeline_graphs import WHISPER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"), NEEDS_CLIENTS]
 
-SYSTEMS = ("whisper", "letters", "voice", "moderator")
+SYSTEMS = ("whisper", "untimed", "letters", "voice", "moderator")
 SHORT, LONG = wav(sound(0)), wav(np.concatenate([sound(number) for number in (7, 6, 5)]))  # 4 and 39 seconds
 
 
@@ -31,11 +31,15 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
     whisper = save_whisper(folder / "whisper", 3700, spread=0.3, **WHISPER)
     # Random weights end no text before the limit of generation_config.json.
-    options = json.loads((whisper / "generation_config.json").read_text())
-    (whisper / "generation_config.json").write_text(json.dumps(options | {"max_length": 24}))
+    options = json.loads((whisper / "generation_config.json").read_text()) | {"max_length": 24}
+    (whisper / "generation_config.json").write_text(json.dumps(options))
+    untimed = shutil.copytree(whisper, folder / "untimed")
+    del options["no_timestamps_token_id"]
+    (untimed / "generation_config.json").write_text(json.dumps(options))
     return {
         "whisper": whisper,
         "letters": find_pipeline("automatic-speech-recognition").save(folder / "letters"),
+        "untimed": untimed,
         "voice": find_pipeline("text-to-audio").save(folder / "voice"),
         "moderator": encoders.save_bert(
             folder / "moderator", "ForSequenceClassification", **encoders.labels(["toxic", "non-toxic", "threat"])
@@ -89,6 +93,25 @@ def test_whisper_transcribes_in_each_format(client, recognize, file):
 
 
 def test_whisper_translates_with_a_prompt(client, recognize):
+def test_segments_and_words_of_a_sample_are_one_text(client):
+    answer = client.audio.transcriptions.create(
+        model="whisper",
+        file=SHORT,
+        response_format="verbose_json",
+        timestamp_granularities=["segment", "word"],
+        temperature=0.7,
+    )
+    assert "".join(word.word for word in answer.words) == "".join(answer.text.split())
+
+
+@pytest.mark.parametrize("file", [SHORT, LONG], ids=["short", "long"])
+def test_whisper_without_timestamps_transcribes(client, checkpoints, file):
+    pipe = transformers.pipeline("automatic-speech-recognition", model=str(checkpoints["untimed"]))
+    samples = soundfile.read(io.BytesIO(file), dtype="float32")[0]
+    text = client.audio.transcriptions.create(model="untimed", file=file).text
+    assert text == pipe(samples, chunk_length_s=30)["text"].strip()
+
+
     options = {"return_timestamps": True, "generate_kwargs": {"task": "translate"}}
     samples = soundfile.read(io.BytesIO(SHORT), dtype="float32")[0]
     answer = client.audio.translations.create(model="whisper", file=SHORT, response_format="verbose_json")

@@ -104,6 +104,7 @@ def form(*fields: tuple[str, str | bytes]) -> bytes:
 
 def send(gateway: RunningGateway, *fields: tuple[str, str | bytes], task: str = "transcriptions") -> Reply:
     return gateway.post(f"/v1/audio/{task}", form(*fields), content_type='multipart/form-data; boundary="xyz"')
+        pipeline("untimed", "automatic-speech-recognition", "audio", hear, speech_model="whisper_without_timestamps"),
 
 
 def hear_with(gateway: RunningGateway, model: str = "whisper", task: str = "transcriptions", **fields: str) -> Reply:
@@ -186,6 +187,23 @@ def test_other_models_answer_what_they_can(gateway, triton):
         ("voice", {}, "model"),
     ],
 )
+def test_segments_and_words_are_sampled_alike(gateway, triton):
+    both = [("timestamp_granularities[]", name) for name in ("word", "segment")]
+    fields = [("model", "whisper"), ("file", SOUND), ("response_format", "verbose_json"), *both]
+    send(gateway, *fields, ("temperature", "0.5"))
+    first, second = sent_parameters(triton)
+    assert first["seed"] == second["seed"]
+
+
+def test_whisper_without_timestamps_hears_chunks(gateway, triton):
+    assert hear_with(gateway, "untimed", language="fr").json == {"text": "One. Two."}
+    assert hear_with(gateway, "untimed", task="translations").json == {"text": "One. Two."}
+    assert sent_parameters(triton) == [
+        {"generate_kwargs": {"language": "fr"}, "chunk_length_s": 30},
+        {"generate_kwargs": {"task": "translate"}, "chunk_length_s": 30},
+    ]
+
+
 def test_impossible_field_is_refused_by_name(gateway, model, fields, param):
     reply = hear_with(gateway, model, **fields)
     assert (reply.status, reply.error["param"]) == (400, param), reply.body
@@ -211,6 +229,7 @@ def test_translations_take_whisper_and_no_language(gateway):
         ([("a", "b")] * (MAX_FIELDS + 1), 400, None),
     ],
 )
+        ("untimed", {"response_format": "srt"}, "response_format"),
 def test_wrong_form_is_refused(gateway, fields, status, param):
     reply = send(gateway, *fields)
     assert (reply.status, reply.error["param"]) == (status, param), reply.body

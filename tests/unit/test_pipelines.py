@@ -26,7 +26,7 @@ from tests.support.python_backend import parameters
 from triton_transformers.corpus import MIXED
 from triton_transformers.example_media import png, wav
 from triton_transformers.models.assemble import assemble_all, plan
-from triton_transformers.models.catalogue import System
+from triton_transformers.models.catalogue import Job, System
 from triton_transformers.models.exporters import pipeline
 from triton_transformers.models.exporters.pipeline import is_same, traits_of
 from triton_transformers.models.exporters.served import ServedSystem, python_backend
@@ -317,6 +317,24 @@ REFUSED = [
     ("decision", {"inputs": b'{"state": "a", "questions": {}, "assets": {"x": {"path": "/etc/passwd"}}}'},
      "addresses and paths are not read"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "kind"),
+    [
+        ({"model_type": "whisper"}, {"no_timestamps_token_id": 5}, "whisper"),
+        ({"model_type": "whisper"}, {"no_timestamps_token_id": None}, "whisper_without_timestamps"),
+        ({"model_type": "whisper"}, None, "whisper_without_timestamps"),
+        ({"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"]}, None, "ctc"),
+        ({"model_type": "speech_to_text"}, None, ""),
+    ],
+)
+def test_kind_of_a_speech_model_is_read_from_its_checkpoint(tmp_path, config, options, kind):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if options:
+        (tmp_path / "generation_config.json").write_text(json.dumps(options))
+    job = Job("m", "automatic-speech-recognition", "", tmp_path, movable=False, folder=tmp_path)
+    assert pipeline.speech_model(job) == kind
 
 
 @pytest.mark.parametrize(("task", "sent", "reason"), REFUSED)

@@ -118,8 +118,12 @@ def speech_model(job: Job) -> str:
     if job.task != "automatic-speech-recognition":
         return ""
     config = read_config(job.weights)
-    is_ctc = any(name.endswith("ForCTC") for name in architectures_of(config))
-    return "whisper" if config["model_type"] == "whisper" else "ctc" if is_ctc else ""
+    if config["model_type"] == "whisper":
+        generation = job.weights / "generation_config.json"
+        options = json.loads(generation.read_text()) if generation.is_file() else {}
+        has_timestamps = options.get("no_timestamps_token_id") is not None
+        return "whisper" if has_timestamps else "whisper_without_timestamps"
+    return "ctc" if any(name.endswith("ForCTC") for name in architectures_of(config)) else ""
 
 
 class Trial(NamedTuple):
