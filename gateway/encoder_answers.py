@@ -198,7 +198,7 @@ async def score(
     return Scores(values, sorted(range(len(texts)), key=lambda index: -values[index]), answers)
 
 
-async def classify(gateway: Gateway, system: System, pairs: Sequence[tuple[str, str]], param: str) -> Answers:
+async def classify(gateway: Gateway, system: System, pairs: Sequence[tuple[Row, str]], param: str) -> Answers:
     """Return the best `label` and the `scores` of all labels for texts, each with a second one or an empty one."""
     columns = {"input_text": [first for first, _ in pairs]}
     if any(second for _, second in pairs):

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError
 from gateway.bodies import json_response
-from gateway.context import read
+from gateway.context import Gateway, read
 from gateway.rows import Part, read_rows
 from gateway.served_systems import System
 from gateway.vllm_api import texts_only
+from triton_transformers.tensors import Row
 
 THRESHOLD = 0.5
+# Windows of a long text share this part of their tokens, so that one of them has the whole of a phrase at a border.
+OVERLAP = 4
 # The names of labels, as letters and digits alone, that say that nothing was found.
 NEUTRAL = {"acceptable", "benign", "clean", "harmless", "neutral", "none", "normal", "ok", "okay", "safe", "sfw"}
 NEGATIONS = ("not", "non", "no")
@@ -32,13 +37,21 @@ async def moderate(request: Request) -> Response:
     """Return for each text, or for all parts of one, the labels that the model finds in it."""
     gateway, body, system = await read(request, ModerationsBody, "classify")
     texts = texts_only(read_rows(gateway, system, body.input, "input"), "input")
-    if any(isinstance(element, Part) for element in body.input):
-        texts = ["\n".join(texts)]
     found = categories(system)
-    answers = await encoders.classify(gateway, system, [(text, "") for text in texts], "input")
+    parts = await windows(gateway, system, texts)
+    if any(isinstance(element, Part) for element in body.input):
+        parts = [[row for part in parts for row in part]]
+    rows = [row for part in parts for row in part]
+    if len(rows) > gateway.limits.texts:
+        message = (
+            f"'input' is {len(rows)} times as long as the model reads; at most {gateway.limits.texts} are possible."
+        )
+        raise ApiError(400, message, "input", "too_many_inputs")
+    answers = await encoders.classify(gateway, system, [(row, "") for row in rows], "input")
     results = []
-    for row in answers.array("scores").tolist():
-        scores = {label: score for label, score in zip(system.labels, row, strict=True) if label in found}
+    for scored in np.split(answers.array("scores"), np.cumsum([len(part) for part in parts])[:-1]):
+        highest = zip(system.labels, scored.max(axis=0).tolist(), strict=True)
+        scores = {label: score for label, score in highest if label in found}
         flags = {label: score > THRESHOLD for label, score in scores.items()}
         inputs = {label: ["text"] for label in scores}
         results.append(
@@ -51,6 +64,25 @@ async def moderate(request: Request) -> Response:
         )
     answer: dict[str, Any] = {"id": encoders.new_id("modr"), "model": system.name, "results": results}
     return json_response(answer | {"usage": answers.usage()})
+
+
+async def windows(gateway: Gateway, system: System, texts: Sequence[str]) -> list[list[Row]]:
+    """Return each text as the rows that the model reads: itself, or windows of its tokens if it is too long."""
+    if not system.can(["tokens"]):  # until `make models` assembles it again
+        return [[text] for text in texts]
+    tokenized = await encoders.tokenized(gateway, system, texts)
+    return [windows_of(row) or [text] for text, row in zip(texts, tokenized, strict=True)]
+
+
+def windows_of(row: encoders.TokenizedRow) -> list[Row]:
+    """Return windows of a text that overlap, each with the special tokens; none if the model reads the whole text."""
+    ids, (before, after) = row.ids, row.special
+    if row.max_length is None or len(ids) <= row.max_length:
+        return []
+    first, own, last = ids[:before], ids[before : len(ids) - after], ids[len(ids) - after :]
+    size = row.max_length - before - after
+    step = size - size // OVERLAP
+    return [[*first, *own[start : start + size], *last] for start in range(0, len(own) - size + step, step)]
 
 
 def categories(system: System) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (untimed / "generation_config.json").write_text(json.dumps(options))
     return {
         "whisper": whisper,
-        "letters": find_pipeline("automatic-speech-recognition").save(folder / "letters"),
         "untimed": untimed,
+        "letters": find_pipeline("automatic-speech-recognition").save(folder / "letters"),
         "voice": find_pipeline("text-to-audio").save(folder / "voice"),
         "moderator": encoders.save_bert(
             folder / "moderator", "ForSequenceClassification", **encoders.labels(["toxic", "non-toxic", "threat"])
@@ -92,7 +93,6 @@ def test_whisper_transcribes_in_each_format(client, recognize, file):
     assert [one.word for one in verbose.words] == [word["text"].strip() for word in words]
 
 
-def test_whisper_translates_with_a_prompt(client, recognize):
 def test_segments_and_words_of_a_sample_are_one_text(client):
     answer = client.audio.transcriptions.create(
         model="whisper",
@@ -112,6 +112,7 @@ def test_whisper_without_timestamps_transcribes(client, checkpoints, file):
     assert text == pipe(samples, chunk_length_s=30)["text"].strip()
 
 
+def test_whisper_translates_with_a_prompt(client, recognize):
     options = {"return_timestamps": True, "generate_kwargs": {"task": "translate"}}
     samples = soundfile.read(io.BytesIO(SHORT), dtype="float32")[0]
     answer = client.audio.translations.create(model="whisper", file=SHORT, response_format="verbose_json")
@@ -163,6 +164,12 @@ def test_texts_are_moderated(client, served):
     for result, row in zip(results, scores, strict=True):
         assert result.category_scores.to_dict() == pytest.approx({"toxic": row[0], "threat": row[2]}, abs=1e-4)
         assert result.flagged == (max(row[0], row[2]) > 0.5)
+    long = " ".join(texts * 200)
+    (result,) = client.moderations.create(model="moderator", input=long).results
+    scores = served.ask("moderator", input_text=[long])["scores"][0]  # of the beginning alone
+    found = result.category_scores.to_dict()
+    assert found["toxic"] >= scores[0] - 1e-4
+    assert found["threat"] >= scores[2] - 1e-4
 
 
 def test_models_of_sound_are_listed(client):

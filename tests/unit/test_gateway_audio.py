@@ -11,9 +11,20 @@ import grpc
 import pytest
 
 from gateway.config import Limits
+from gateway.encoder_answers import TokenizedRow
 from gateway.forms import MAX_FIELDS
+from gateway.moderations import windows_of
 from tests.support.gateway import Reply, RunningGateway, gateway_before
-from tests.support.triton_stand_in import Failure, Model, TritonStandIn, of_texts, rows_of
+from tests.support.triton_stand_in import (
+    Failure,
+    Model,
+    TritonStandIn,
+    of_texts,
+    read_rows,
+    rows_of,
+    text_of,
+    tokenized,
+)
 from triton_transformers.tensors import Tensor
 
 SOUND = b"RIFF\r\n--\x00\xff\r\n"
@@ -71,17 +82,35 @@ def moderator(name: str, labels: list[str], activation: str) -> Model:
     return of_texts(name, outputs, compute, parameters={"labels": json.dumps(labels), "activation": activation})
 
 
+def reader(name: str) -> Model:
+    """Return a classifier that finds the word bad in the first 256 tokens, and returns the tokens of texts."""
+
+    def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        rows = read_rows(inputs["input_text"])
+        texts = [row if isinstance(row, str) else text_of(row) for row in rows]
+        scores = [[0.75, 0.25] if "bad" in text[:254] else [0.25, 0.75] for text in texts]
+        labels = Tensor.from_texts("label", ["harm"] * len(texts), [len(texts), 1])
+        yield [labels, Tensor.from_values("scores", "FP32", scores), tokenized(rows)]
+
+    outputs: Any = {"label": ("STRING", [1]), "score": ("FP32", [1]), "scores": ("FP32", [2])}
+    parameters = {"labels": '["harm", "safe"]', "activation": "softmax"}
+    outputs |= {"tokenized": ("STRING", [1])}
+    return Model(name, {"input_text": ("STRING", [1])}, outputs, answer, parameters=parameters)
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
     speech = {"audio": base64.b64encode(b"RIFF...").decode(), "sampling_rate": 16000}
     models = (
         pipeline("whisper", "automatic-speech-recognition", "audio", hear, speech_model="whisper"),
         pipeline("letters", "automatic-speech-recognition", "audio", hear, speech_model="ctc"),
+        pipeline("untimed", "automatic-speech-recognition", "audio", hear, speech_model="whisper_without_timestamps"),
         pipeline("other", "automatic-speech-recognition", "audio", hear),
         pipeline("voice", "text-to-audio", "text", lambda text, _: speech),
         moderator("toxic", ["toxic", "Non-Toxic"], "softmax"),
         moderator("kinds", ["insult", "threat"], "sigmoid"),
         moderator("mood", ["glad", "sad"], "softmax"),
+        reader("reader"),
     )
     with gateway_before(*models, limits=Limits(body=20_000)) as both:
         yield both
@@ -104,7 +133,6 @@ def form(*fields: tuple[str, str | bytes]) -> bytes:
 
 def send(gateway: RunningGateway, *fields: tuple[str, str | bytes], task: str = "transcriptions") -> Reply:
     return gateway.post(f"/v1/audio/{task}", form(*fields), content_type='multipart/form-data; boundary="xyz"')
-        pipeline("untimed", "automatic-speech-recognition", "audio", hear, speech_model="whisper_without_timestamps"),
 
 
 def hear_with(gateway: RunningGateway, model: str = "whisper", task: str = "transcriptions", **fields: str) -> Reply:
@@ -159,6 +187,23 @@ def test_options_reach_whisper(gateway, triton):
     ]
 
 
+def test_segments_and_words_are_sampled_alike(gateway, triton):
+    both = [("timestamp_granularities[]", name) for name in ("word", "segment")]
+    fields = [("model", "whisper"), ("file", SOUND), ("response_format", "verbose_json"), *both]
+    send(gateway, *fields, ("temperature", "0.5"))
+    first, second = sent_parameters(triton)
+    assert first["seed"] == second["seed"]
+
+
+def test_whisper_without_timestamps_hears_chunks(gateway, triton):
+    assert hear_with(gateway, "untimed", language="fr").json == {"text": "One. Two."}
+    assert hear_with(gateway, "untimed", task="translations").json == {"text": "One. Two."}
+    assert sent_parameters(triton) == [
+        {"generate_kwargs": {"language": "fr"}, "chunk_length_s": 30},
+        {"generate_kwargs": {"task": "translate"}, "chunk_length_s": 30},
+    ]
+
+
 def test_other_models_answer_what_they_can(gateway, triton):
     assert hear_with(gateway, "other").json == {"text": "One. Two."}
     words = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
@@ -184,26 +229,10 @@ def test_other_models_answer_what_they_can(gateway, triton):
         ("letters", {"response_format": "srt"}, "response_format"),
         ("letters", {"response_format": "verbose_json"}, "timestamp_granularities[]"),
         ("other", {"response_format": "verbose_json"}, "response_format"),
+        ("untimed", {"response_format": "srt"}, "response_format"),
         ("voice", {}, "model"),
     ],
 )
-def test_segments_and_words_are_sampled_alike(gateway, triton):
-    both = [("timestamp_granularities[]", name) for name in ("word", "segment")]
-    fields = [("model", "whisper"), ("file", SOUND), ("response_format", "verbose_json"), *both]
-    send(gateway, *fields, ("temperature", "0.5"))
-    first, second = sent_parameters(triton)
-    assert first["seed"] == second["seed"]
-
-
-def test_whisper_without_timestamps_hears_chunks(gateway, triton):
-    assert hear_with(gateway, "untimed", language="fr").json == {"text": "One. Two."}
-    assert hear_with(gateway, "untimed", task="translations").json == {"text": "One. Two."}
-    assert sent_parameters(triton) == [
-        {"generate_kwargs": {"language": "fr"}, "chunk_length_s": 30},
-        {"generate_kwargs": {"task": "translate"}, "chunk_length_s": 30},
-    ]
-
-
 def test_impossible_field_is_refused_by_name(gateway, model, fields, param):
     reply = hear_with(gateway, model, **fields)
     assert (reply.status, reply.error["param"]) == (400, param), reply.body
@@ -229,7 +258,6 @@ def test_translations_take_whisper_and_no_language(gateway):
         ([("a", "b")] * (MAX_FIELDS + 1), 400, None),
     ],
 )
-        ("untimed", {"response_format": "srt"}, "response_format"),
 def test_wrong_form_is_refused(gateway, fields, status, param):
     reply = send(gateway, *fields)
     assert (reply.status, reply.error["param"]) == (status, param), reply.body
@@ -318,8 +346,26 @@ def test_harmless_label_flags_nothing(gateway):
 def test_several_labels_may_be_flagged(gateway):
     (result,) = moderated(gateway, "kinds", "0.75 0.75")
     assert result["categories"] == {"insult": True, "threat": True}
-    (result,) = moderated(gateway, "kinds", [{"type": "text", "text": "0.25"}, {"type": "text", "text": "0.5"}])
-    assert (result["flagged"], result["category_scores"]) == (False, {"insult": 0.25, "threat": 0.5})
+    (result,) = moderated(gateway, "kinds", [{"type": "text", "text": "0.25 0.5"}, {"type": "text", "text": "0.375 0"}])
+    assert (result["flagged"], result["category_scores"]) == (False, {"insult": 0.375, "threat": 0.5})
+
+
+def test_long_texts_and_parts_are_moderated_whole(gateway):
+    late, harmless = "a" * 300 + "bad" + "a" * 300, "a" * 600
+    assert [one["category_scores"]["harm"] for one in moderated(gateway, "reader", [late, harmless])] == [0.75, 0.25]
+    parts = [{"type": "text", "text": text} for text in (harmless, "bad")]
+    assert [one["flagged"] for one in moderated(gateway, "reader", parts)] == [True]
+
+
+def test_windows_overlap_and_cover_the_text():
+    row = TokenizedRow(ids=[1, *range(10, 30), 2], special=(1, 1), max_length=10)
+    windows = windows_of(row)
+    assert windows[0] == [1, *range(10, 18), 2]
+    assert windows[1][:3] == [1, 16, 17]
+    assert windows[-1][-2:] == [29, 2]
+    assert {id for window in windows for id in window} == {*row.ids}
+    assert all(len(window) <= 10 for window in windows)
+    assert windows_of(TokenizedRow(ids=row.ids, special=(1, 1), max_length=22)) == []
 
 
 def test_moderations_refuse_other_classifiers_and_images(gateway):
