@@ -220,10 +220,11 @@ class ChatBody(GenerationBody, kw_only=True):
 
 
 async def completions(request: Request) -> Response:
-    return await answer_completions(request, await bodies.read(request, CompletionsBody))
+    body = await bodies.read(request, CompletionsBody)
+    return await answer_completions(request, body, CompletionsForm(body))
 
 
-async def answer_completions(request: Request, body: CompletionsBody) -> Response:
+async def answer_completions(request: Request, body: CompletionsBody, form: CompletionsForm) -> Response:
     prompts = as_rows(body.prompt, "prompt")
     gateway = gateway_of(request)
     check_count(gateway, len(prompts), "prompt")
@@ -231,7 +232,7 @@ async def answer_completions(request: Request, body: CompletionsBody) -> Respons
     system = await find(gateway.served, body.model, "text_input", bool(body.stream))
     check_ids(system, prompts, "prompt")
     generation = body.request(system, options, source="text_input", rows=prompts, echo=bool(body.echo))
-    return await respond(request, generation, CompletionsForm(body), generation.streams)
+    return await respond(request, generation, form, generation.streams)
 
 
 async def chat(request: Request) -> Response:
@@ -332,7 +333,8 @@ class Form:
                 counts.add(chunk)
                 if self.repeats_usage:
                     more = {"usage": usage(counts)}
-                yield b"".join([event(self.head | {"choices": [piece]} | more) for piece in self.pieces(chunk)])
+                fields = more | self.event_fields(chunk)
+                yield b"".join([event(self.head | {"choices": [piece]} | fields) for piece in self.pieces(chunk)])
         if self.includes_usage:
             yield event(self.head | {"choices": [], "usage": usage(counts)})
 
@@ -346,6 +348,10 @@ class Form:
     def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """Yield the pieces of a choice that events have."""
         raise NotImplementedError
+
+    def event_fields(self, chunk: Chunk) -> dict[str, Any]:
+        """Return the fields of a chunk's events that OpenAI's API lacks."""
+        return {}
 
 
 class CompletionsForm(Form):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import math
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
@@ -24,7 +26,16 @@ from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 from gateway import bodies, completions, page_pipelines, tei_api
 from gateway.api_error import ApiError, shown, tei_form
 from gateway.bodies import JSON, PositiveInt, json_response, media_type
-from gateway.completions import ChatBody, CompletionsBody, ImagePart, Message, Sampling, StructuredOutputs, TextPart
+from gateway.completions import (
+    ChatBody,
+    CompletionsBody,
+    CompletionsForm,
+    ImagePart,
+    Message,
+    Sampling,
+    StructuredOutputs,
+    TextPart,
+)
 from gateway.context import Gateway, gateway_of
 from gateway.event_streams import event
 from gateway.rows import IMAGE, Answers, ImageUrl, check_count, check_rows, infer_rows, is_image, read_image
@@ -36,6 +47,7 @@ from triton_transformers.tensors import Row
 Parameters = dict[str, Any]
 Chosen = TypeVar("Chosen", bound=msgspec.Struct)
 CAPTION = "Describe the image."
+NODE_CLIENT = "@huggingface/inference"  # begins the User-Agent of the client for JavaScript
 
 
 class NoParameters(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,8 +132,16 @@ async def fields_of(request: Request) -> dict[str, Any]:
 
 
 async def text_completions(request: Request) -> Response:
-    """Answer as /v1/completions."""
-    return await completions.answer_completions(request, bodies.convert(await fields_of(request), CompletionsBody))
+    """Answer as /v1/completions. The client for JavaScript sends parameters of text-generation-inference here."""
+    fields = await fields_of(request)
+    if fields.pop("do_sample", None) is False:
+        fields.setdefault("temperature", 0)
+    if fields.pop("details", None):
+        fields.setdefault("logprobs", 0)
+    if fields.pop("return_full_text", None):
+        fields.setdefault("echo", True)
+    body = bodies.convert(fields, CompletionsBody)
+    return await completions.answer_completions(request, body, TextCompletionsForm(body))
 
 
 async def chat(request: Request) -> Response:
@@ -244,6 +264,8 @@ async def ask_pipeline(request: Request, system: System, body: HubBody) -> Respo
         return Response(base64.b64decode(answers[0]["audio"]), media_type="audio/wav")
     if seen and seen.question:
         return json_response([{"answer": text["generated_text"]} for text in answers[0]])
+    if seen:
+        return json_response(description(request, answers[0]))
     if is_batch and task.is_flat:
         return json_response([one for answer in answers for one in answer])
     return json_response(answers if is_batch or task.is_nested else answers[0])
@@ -313,6 +335,14 @@ def chat_about(seen: SeenImage) -> list[dict[str, Any]]:
     """Return the chat as transformers has it."""
     text = {"type": "text", "text": seen.question or CAPTION}
     return [{"role": "user", "content": [{"type": "image", "image": seen.image}, text]}]
+
+
+def description(request: Request, texts: list[dict[str, Any]]) -> Any:
+    """Return the description of an image. The client for JavaScript takes no list, and the one for Python only a list.
+
+    The clients send the same requests, except for their names.
+    """
+    return texts[0] if request.headers.get("user-agent", "").startswith(NODE_CLIENT) else texts
 
 
 async def classify_image(request: Request, system: System, body: HubBody) -> Response:
@@ -440,6 +470,8 @@ async def generate(request: Request, system: System, body: HubBody) -> Response:
         url = seen.image if is_image(seen.image) else f"data:image/png;base64,{seen.image}"
         message = Message("user", [ImagePart(ImageUrl(url)), TextPart(seen.question or CAPTION)])
         chat = await completions.chat_request(gateway, ChatBody(model=model, messages=[message], stream=body.stream))
+        if seen.question:
+            options["logprobs"] = 0  # the score is the product of the probabilities
         generation = dataclasses.replace(chat, options=chat.system.sampling | options)
     elif isinstance(inputs, str):
         check_rows(gateway, [inputs], "inputs", is_list=False)
@@ -456,41 +488,78 @@ async def generate(request: Request, system: System, body: HubBody) -> Response:
         )
     else:
         raise ApiError(400, "'inputs' must be a text, or an image with a question.", "inputs", "invalid_value")
-    form = TextForm("answer" if seen and seen.question else "generated_text", parameters.details)
+    form = TextForm(request, seen, parameters.details)
     return await respond(request, generation, form, body.stream)
 
 
+class TextEvents:
+    """Write the events of one text as text-generation-inference does, one for each response of the model."""
+
+    def __init__(self) -> None:
+        self.text, self.count, self.index = "", 0, 0
+
+    def fields(self, chunk: Chunk) -> dict[str, Any]:
+        self.index += 1
+        self.text += chunk.content
+        self.count += chunk.new_tokens or 0
+        last = [token_of(token) for token in chunk.logprobs or ()][-1:]
+        token = (last[0] if last else {"id": None, "logprob": None}) | {"text": chunk.content, "special": False}
+        more: dict[str, Any] = {"generated_text": None, "details": None}
+        if chunk.finish_reason:
+            ended = {"finish_reason": reason(chunk), "generated_tokens": self.count}
+            more = {"generated_text": self.text, "details": ended | {"input_length": chunk.prompt_tokens}}
+        return {"index": self.index, "token": token} | more
+
+
 class TextForm:
-    """The form of text-generation-inference's answers. An event has the text of one response of the model."""
+    """The form of text-generation-inference's answers, and of those about an image."""
 
     end = b""
 
-    def __init__(self, key: str, has_details: bool) -> None:
-        self.key = key
+    def __init__(self, request: Request, seen: SeenImage | None, has_details: bool) -> None:
+        self.request = request
+        self.seen = seen
         self.has_details = has_details
 
-    def whole(self, choices: Sequence[Chunk]) -> list[dict[str, Any]]:
-        return [
-            {self.key: chunk.content} | ({"details": details(chunk)} if self.has_details else {}) for chunk in choices
+    def whole(self, choices: Sequence[Chunk]) -> Any:
+        if self.seen and self.seen.question:
+            return [{"answer": chunk.content, "score": probability(chunk)} for chunk in choices]
+        texts = [
+            {"generated_text": chunk.content} | ({"details": details(chunk)} if self.has_details else {})
+            for chunk in choices
         ]
+        return description(self.request, texts) if self.seen else texts
 
     async def events(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[bytes, None]:
-        text, count, index = "", 0, 0
+        text = TextEvents()
         async with aclosing(chunks):
             async for chunk in chunks:
-                index += 1
-                text += chunk.content
-                count += chunk.new_tokens or 0
-                last = [token_of(token) for token in chunk.logprobs or ()][-1:]
-                token = (last[0] if last else {"id": None, "logprob": None}) | {"text": chunk.content, "special": False}
-                more: dict[str, Any] = {"generated_text": None, "details": None}
-                if chunk.finish_reason:
-                    ended = {"finish_reason": reason(chunk), "generated_tokens": count}
-                    more = {"generated_text": text, "details": ended | {"input_length": chunk.prompt_tokens}}
-                yield event({"index": index, "token": token} | more)
+                yield event(text.fields(chunk))
 
     def failure(self, error: ApiError) -> bytes:
         return event(tei_form(error))
+
+
+class TextCompletionsForm(CompletionsForm):
+    """The form of completions, whose events also have the fields that the client for JavaScript documents.
+
+    That client passes the events on as they are.
+    """
+
+    def __init__(self, body: CompletionsBody) -> None:
+        super().__init__(body)
+        self.texts: defaultdict[int, TextEvents] = defaultdict(TextEvents)  # by choice
+
+    def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        yield self.choice(chunk)
+
+    def event_fields(self, chunk: Chunk) -> dict[str, Any]:
+        return self.texts[chunk.choice].fields(chunk)
+
+
+def probability(chunk: Chunk) -> float:
+    """Return the probability of the text's tokens. The model reports none for the token that ends the text."""
+    return math.exp(sum(token.logprob for token in chunk.logprobs or ()))
 
 
 def details(chunk: Chunk) -> dict[str, Any]:

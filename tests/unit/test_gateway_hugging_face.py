@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from gateway.config import Config
 from tests.support import page_systems
 from tests.support.gateway import Reply, RunningGateway, running_gateway
-from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, embedding, generator
+from tests.support.triton_stand_in import COUNTED, GENERATION_INPUTS, TritonStandIn, embedding, generator
 from triton_transformers.example_media import png
 
 IMAGE = png(1, 64, 48)
@@ -36,7 +37,12 @@ ANSWERS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def triton() -> Iterator[TritonStandIn]:
     pipelines = [page_systems.pipeline(task, task, answer) for task, answer in ANSWERS.items()]
-    with TritonStandIn(*pipelines, *page_systems.models(), embedding("other"), generator(inputs=OPTIONS)) as stand_in:
+    generators = (
+        generator(inputs=OPTIONS),
+        generator("seer", OPTIONS | {"images": ("STRING", [-1])}, pieces=COUNTED[:3]),
+        generator("streamer", OPTIONS, streams=True),
+    )
+    with TritonStandIn(*pipelines, *page_systems.models(), embedding("other"), *generators) as stand_in:
         yield stand_in
 
 
@@ -117,6 +123,19 @@ def test_question_about_an_image_becomes_a_chat(gateway: RunningGateway, triton:
     assert message["content"] == [{"type": "image", "image": ENCODED}, {"type": "text", "text": "What is it?"}]
 
 
+@pytest.mark.parametrize("system", ["image-text-to-text", "seer"])
+def test_description_has_the_form_that_the_client_takes(gateway: RunningGateway, system: str) -> None:
+    (described,) = send(gateway, system, IMAGE, "image/png").json
+    assert described["generated_text"]
+    options = {"content_type": "image/png", "user_agent": "@huggingface/inference/4.13.30 Node.js/20"}
+    assert gateway.post(f"/models/{system}", IMAGE, **options).json == described
+
+
+def test_answer_about_an_image_has_its_probability(gateway: RunningGateway) -> None:
+    (found,) = send(gateway, "seer", {"inputs": {"image": ENCODED, "question": "What is it?"}}).json
+    assert found == {"answer": " ein zwei drei", "score": pytest.approx(math.exp(-1.5))}
+
+
 def test_encoders_answer_with_the_apis_names(gateway: RunningGateway) -> None:
     text = "Marie Curie was born in Warsaw"
     first, _ = send(gateway, "names", {"inputs": text}).json
@@ -168,6 +187,20 @@ def test_generator_continues_a_text(gateway: RunningGateway, triton: TritonStand
     (answer,) = send(gateway, "counter", body).json
     assert answer["generated_text"] == " ein zwei"
     assert (answer["details"]["finish_reason"], len(answer["details"]["tokens"])) == ("length", 2)
+    assert triton.received[-1].inputs["temperature"].array().item() == 0
+
+
+def test_completions_take_the_parameters_of_the_client_for_javascript(gateway, triton) -> None:
+    parameters = {"max_tokens": 2, "do_sample": False, "return_full_text": True}
+    body = {"model": "http://elsewhere", "prompt": "a", "stream": True, **parameters}
+    reply = gateway.post("/models/streamer/v1/completions", body)
+    *events, end = [line.removeprefix("data: ") for line in reply.body.decode().split("\n\n") if line]
+    assert end == "[DONE]"
+    first, last = map(json.loads, events)
+    assert [event["token"]["text"] for event in (first, last)] == ["a ein", " zwei"]
+    assert [event["choices"][0]["text"] for event in (first, last)] == ["a ein", " zwei"]
+    assert (first["generated_text"], last["generated_text"]) == (None, "a ein zwei")
+    assert (last["details"]["finish_reason"], last["choices"][0]["finish_reason"]) == ("length", "length")
     assert triton.received[-1].inputs["temperature"].array().item() == 0
 
 
