@@ -22,6 +22,7 @@ FLAT = [
     ("BertModel", "sentence_embedding", {"pooling": "cls+max+mean+mean_sqrt_len_tokens+weightedmean+lasttoken"}),
     ("BertModel", "pooler_output", {}),
     ("RobertaModel", "sentence_embedding", {}),
+    ("MPNetModel", "sentence_embedding", {}),
     ("DistilBertModel", "last_hidden_state", {}),
     ("ModernBertModel", "last_hidden_state", {}),
     ("NomicBertModel", "sentence_embedding", {}),
@@ -36,7 +37,6 @@ FLAT = [
 ]
 # The architecture, its output, and why it needs padding.
 PADDED = [
-    ("MPNetModel", "sentence_embedding", "its attention is 'eager'"),
     ("T5EncoderModel", "last_hidden_state", "takes no position_ids"),
     ("MobileBertForSequenceClassification", "logits", "its answers differ"),
 ]
@@ -151,7 +151,7 @@ def test_flat_runs_have_at_most_the_measured_tokens(load):
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 2), (2, 0)])
 def test_attention_on_cuda_gets_each_texts_own_tokens(pb_utils, monkeypatch, window):
-    flat_row = importlib.import_module("shared.flat_row")
+    flat_row, flat_run = (importlib.import_module(f"shared.{name}") for name in ("flat_row", "flat_run"))
 
     def varlen_attn(query, key, value, starts, other_starts, longest, other_longest, *, scale, window_size):
         """Stand in for the kernel, which needs a GPU: compute what PyTorch documents of its arguments."""
@@ -170,7 +170,7 @@ def test_attention_on_cuda_gets_each_texts_own_tokens(pb_utils, monkeypatch, win
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     mask = (np.arange(9) < np.array([[1], [4], [4], [9]])).astype(np.int64)
-    _, run = flat_row.on_device({"attention_mask": mask}, torch.device("cpu"), mask)
+    _, run = flat_run.on_device({"attention_mask": mask}, torch.device("cpu"), mask)
     torch.manual_seed(0)
     query, key, value = torch.randn(18, 4, 8), torch.randn(18, 2, 8), torch.randn(18, 2, 8)
     answered = [

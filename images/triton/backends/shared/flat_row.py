@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from shared.engine_choice import MAXIMUM_DIFFERENCE, Candidate
+from shared.flat_mpnet import flatten_mpnet, is_mpnet
+from shared.flat_run import CURRENT, FlatRun, NeedsPadding
 from shared.lean_transformers import transformers
 from shared.packing import equal_lengths
 from shared.types import Array, Tensors
@@ -33,68 +32,6 @@ LABELS = 16  # an output with fewer numbers for each text is no vector
 # The arguments of an attention that the kernel for texts of unequal length lacks.
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 Tensor = torch.Tensor
-
-
-class NeedsPadding(Exception):
-    """Raised when a model cannot run flat."""
-
-
-@dataclass(frozen=True)
-class FlatRun:
-    """The texts of a run."""
-
-    shape: tuple[int, int]  # with padding
-    lengths: list[int]
-    columns: Tensor  # [tokens]: the position of each token in its text
-    places: Tensor  # [tokens]: the index of each token in the padded run
-    starts: Tensor  # [texts + 1]: where each text begins in the row, and the end
-
-    def flat(self, padded: Tensor) -> Tensor:
-        """Return [1, tokens] of [texts, length]."""
-        return padded.flatten()[self.places][None]
-
-    def padded(self, flat: Tensor) -> Tensor:
-        """Return [texts, length, ...] of [1, tokens, ...]."""
-        rows = flat.new_zeros(self.shape[0] * self.shape[1], *flat.shape[2:])
-        rows[self.places] = flat[0]
-        return rows.view(*self.shape, *flat.shape[2:])
-
-
-CURRENT: ContextVar[FlatRun | None] = ContextVar("flat run", default=None)
-
-
-@contextmanager
-def current(run: FlatRun | None) -> Iterator[None]:
-    """Let models that `flatten` changed run these texts flat inside the block."""
-    token = CURRENT.set(run)
-    try:
-        yield
-    finally:
-        CURRENT.reset(token)
-
-
-def on_device(feed: Tensors, device: torch.device, mask: Array | None) -> tuple[dict[str, Tensor], FlatRun | None]:
-    """Copy a run to the device. With its mask, also return it flat, if it may and should run so."""
-    if mask is None or not should_run_flat(mask, device):
-        return {name: torch.from_numpy(array).to(device) for name, array in feed.items()}, None
-    places = np.flatnonzero(mask)
-    parts = [*feed.values(), places % mask.shape[1], places, np.cumsum([0, *mask.sum(axis=1)])]
-    # One copy for all, from memory that the system does not move, so that this thread need not wait for it.
-    joined = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
-    if device.type == "cuda":
-        joined = joined.pin_memory().to(device, non_blocking=True)
-    *tensors, columns, there, starts = joined.split([part.size for part in parts])
-    run = FlatRun((len(mask), mask.shape[1]), mask.sum(axis=1).tolist(), columns, there, starts.int())
-    return {name: tensor.view(mask.shape) for name, tensor in zip(feed, tensors, strict=True)}, run
-
-
-def should_run_flat(mask: Array, device: torch.device) -> bool:
-    """Return whether all masked tokens are after a text's last one, and whether leaving them out saves time."""
-    if mask.all():
-        return device.type != "cpu"  # there, attention to all texts at once is faster
-    lengths = mask.sum(axis=1)
-    return bool(lengths.all() and (mask == (np.arange(mask.shape[1]) < lengths[:, None])).all())
-
 
 # --- attention --------------------------------------------------------------------------------------------------------
 
@@ -138,8 +75,8 @@ def attend_on_cuda(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:  # PyTorch 2.11 has no groups of heads here
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    longest = max(run.lengths)
-    answer = varlen_attn(query, key, value, run.starts, run.starts, longest, longest, scale=scale, window_size=window)
+    starts, longest = run.starts, run.longest
+    answer = varlen_attn(query, key, value, starts, starts, longest, longest, scale=scale, window_size=window)
     return cast(Tensor, answer)
 
 
@@ -147,9 +84,11 @@ def attend_by_length(
     run: FlatRun, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: tuple[int, int]
 ) -> Tensor:
     """Attend to all neighbours of equal length at once."""
-    starts, answers = np.cumsum([0, *run.lengths]), []
-    for first, end in equal_lengths(np.array(run.lengths)):
-        length = run.lengths[first]
+    starts, answers = run.starts.numpy(), []
+    lengths = np.diff(starts)
+    for first, end in equal_lengths(lengths):
+        if not (length := int(lengths[first])):
+            continue
         part = slice(starts[first], starts[end])
         q, k, v = (tensor[part].unflatten(0, (-1, length)).transpose(1, 2) for tensor in (query, key, value))
         left, right = (min(length, side) if side >= 0 else length for side in window)
@@ -187,7 +126,7 @@ def no_mask(*args: Any, **others: Any) -> Tensor | None:
 def flatten(model: Any, base: Any) -> None:
     """Let this part of the model run flat inside `current`. Raise NeedsPadding if it cannot; `restore` undoes it."""
     forward = base.forward
-    if model.config._attn_implementation != "sdpa":
+    if model.config._attn_implementation != "sdpa" and not is_mpnet(base):
         raise NeedsPadding(f"its attention is '{model.config._attn_implementation}', not 'sdpa'")
     if getattr(model.config.get_text_config(), "attention_chunk_size", None):
         raise NeedsPadding("its attention is that of chunks")  # which are longer than the texts of `sample`
@@ -211,27 +150,34 @@ def flatten(model: Any, base: Any) -> None:
             if padding_id >= 0:  # such a model does not count its padding tokens, wherever they are
                 present = (input_ids != padding_id).long()
                 inputs["position_ids"] = run.flat(present.cumsum(1) * present + padding_id)
-        outputs = forward(**inputs)
+        if is_mpnet(base):
+            inputs["attention_mask"] = run.present()  # transformers passes masks of this shape on, as they are
+        outputs = base.row_forward(**inputs)
         for name, value in list(outputs.items()):
             if not isinstance(value, Tensor):
                 continue
-            if value.shape[:2] == (1, len(run.places)):
-                outputs[name] = run.padded(value)
-            elif name == "pooler_output":
+            if name == "pooler_output":
                 outputs[name] = base.pooler(outputs["last_hidden_state"])
+            elif value.shape[:2] == (1, len(run.places)):
+                outputs[name] = run.padded(value)
             else:
                 raise NeedsPadding(f"output '{name}' of {type(base).__name__} is not one of tokens")
         return outputs
 
-    transformers.AttentionInterface.register(ATTENTION, attention)
-    transformers.AttentionMaskInterface.register(ATTENTION, no_mask)
-    model.set_attn_implementation(ATTENTION)
-    base.forward = flat_forward
+    if is_mpnet(base):
+        flatten_mpnet(base)
+    else:
+        transformers.AttentionInterface.register(ATTENTION, attention)
+        transformers.AttentionMaskInterface.register(ATTENTION, no_mask)
+        model.set_attn_implementation(ATTENTION)
+    base.forward, base.row_forward = flat_forward, forward
 
 
 def restore(model: Any, base: Any) -> None:
     """Undo `flatten`."""
-    vars(base).pop("forward", None)
+    for module in base.modules():
+        for name in ("forward", "row_forward", "compute_position_bias"):
+            vars(module).pop(name, None)
     if model.config._attn_implementation == ATTENTION:
         model.set_attn_implementation("sdpa")
 

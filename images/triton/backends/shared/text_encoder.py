@@ -12,7 +12,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 from safetensors.torch import load_file
 
-from shared import flat_row, pooling, pretrained
+from shared import flat_row, flat_run, pooling, pretrained
 from shared.engine_choice import CHOICES
 from shared.flat_row import FLAT, PADDED
 from shared.lean_transformers import transformers
@@ -101,8 +101,8 @@ class TextEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def forward(self, names: list[str], feed: Tensors) -> list[Array]:
-        tensors, run = flat_row.on_device(feed, self.model.device, feed[self.mask] if self.is_flat else None)
-        with flat_row.current(run):
+        tensors, run = flat_run.on_device(feed, self.model.device, feed[self.mask] if self.is_flat else None)
+        with flat_run.current(run):
             outputs = self.call(**{name: tensor for name, tensor in tensors.items() if name in self.accepted})
         return [self.output(name, outputs, tensors).float().cpu().numpy() for name in names]
 
