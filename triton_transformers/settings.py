@@ -288,7 +288,11 @@ class Settings(dict[str, str]):
     # Triton
     triton_admin_key = Setting(str, restarts="stack")
     triton_engine = Setting(
-        _choice("auto", "onnxruntime", "openvino", "openvino-f32", "openvino-bf16"),
+        _choice(
+            *("auto", "onnxruntime", "openvino", "openvino-f32", "openvino-bf16", "torch-flat", "torch-padded"),
+            *("torch-flat-f32", "torch-flat-bf16", "torch-flat-f16"),
+            *("torch-padded-f32", "torch-padded-bf16", "torch-padded-f16"),
+        ),
         "auto",
         restarts="stack",
         shown=True,

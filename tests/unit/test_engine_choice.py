@@ -295,6 +295,7 @@ F32 = "openvino-f32"
     [
         ("", {}, {}, ("onnxruntime", F32, "openvino-bf16")),
         ("onnxruntime", {}, {}, ("onnxruntime",)),
+        ("torch-flat", {}, {}, ("onnxruntime", F32, "openvino-bf16")),
         (F32, {}, {}, (F32,)),
         ("onnxruntime", accelerator(), {}, (F32, "openvino-bf16")),
         ("onnxruntime", accelerator(precision="FP32"), {}, (F32,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +16,11 @@ import torch
 
 from bench.small_models import BIDIRECTIONAL, ENCODER_OF_T5, LABELS, ONE_LABEL, POSITIONS, SmallModel, save_text
 from tests.support.python_backend import InferenceRequest, Logger, instance_args, parameters
+from triton_transformers.models.assemble import plan
+from triton_transformers.models.catalogue import System
+from triton_transformers.models.exporters.text import configs, text_model
+from triton_transformers.models.sources import Folder, Weights
+from triton_transformers.settings import Settings
 
 PER_TOKEN = ("last_hidden_state", "logits of tokens")
 # The architecture, its output, and parameters of the backend.
@@ -147,6 +153,154 @@ def test_flat_runs_have_at_most_the_measured_tokens(load):
     rows = [(model.prepare(request), 0) for request in requests(model)]
     assert len(model.run_rows(rows)) == len(LENGTHS)
     assert runs == [POSITIONS, 31, 30 + 7, 7 + 2 + 1]
+
+
+def test_text_vector_is_not_taken_for_a_token_if_the_row_has_as_many_tokens(load):
+    """The vectors of this model have 8 numbers."""
+    padded, flat = (load("BertModel", "pooler_output", engine=engine) for engine in ("torch-padded", "torch-flat"))
+    width = padded.model.config.hidden_size
+    sent = [requests(model, (1, 2, width - 3)) for model in (padded, flat)]
+    for own, answer in zip(answers(padded, sent[0]), answers(flat, sent[1]), strict=True):
+        np.testing.assert_allclose(answer, own, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "output"),
+    [
+        ("BertForSequenceClassification", "logits"),
+        ("RobertaModel", "last_hidden_state"),
+        ("ModernBertModel", "sentence_embedding"),
+        ("Qwen3Model", "sentence_embedding"),
+    ],
+)
+def test_runs_of_recorded_size_give_the_same_answers(load, monkeypatch, architecture, output):
+    """On CUDA, such runs are graphs. Here, the model runs again on the same tensors."""
+    flat_graphs, flat_run, text_encoder = (
+        importlib.import_module(f"shared.{name}") for name in ("flat_graphs", "flat_run", "text_encoder")
+    )
+    monkeypatch.setattr(flat_run, "should_run_flat", lambda mask, device: True)  # texts of one length, too
+    monkeypatch.setattr(flat_graphs, "LADDER", (64, 128, 256))
+    faster = iter(range(99, 0, -1))
+    monkeypatch.setattr(text_encoder, "fastest", lambda run: next(faster))
+    model = load(architecture, output, engine="torch-flat")
+    counts = range(1, len(LENGTHS) + 1)
+    expected = [answers(model, requests(model, LENGTHS[:count])) for count in counts]
+    assert model.record_runs(model.encoder).startswith("replays 3 CUDA graphs for runs of up to 256 tokens")
+    ladder = model.flat_base.row_forward
+    monkeypatch.setattr(ladder, "forward", None)  # all runs must fit
+    for turn in (0, 1):  # the second one finds the texts of the first in the tensors
+        for count, own in zip(counts, expected, strict=True):
+            for answer, before in zip(answers(model, requests(model, LENGTHS[:count])), own, strict=True):
+                np.testing.assert_allclose(answer, before, atol=1e-4, err_msg=f"{count} texts, turn {turn}")
+
+
+def test_recorded_sizes_end_where_they_save_no_time(pb_utils):
+    ladder = importlib.import_module("shared.flat_graphs").Ladder(None)
+    answered: list[list[int]] = []
+
+    def run(lengths: list[int]) -> list[np.ndarray]:
+        answered.append(lengths)
+        return [np.ones((1, 20))]
+
+    seconds = iter([5, 4, 5, 4, 5, 6])  # without and with a graph
+    message = ladder.climb(512, run, lambda call: next(seconds))
+    assert "(256 tokens take 6000.00 ms with it and 5000.00 without)" in message
+    assert answered == [[48], [48], [96], [96], [128, 64], [128, 64]]
+
+
+@pytest.mark.parametrize("wrong", ["answer", "error"])
+def test_wrong_graph_is_left_out(pb_utils, wrong):
+    ladder = importlib.import_module("shared.flat_graphs").Ladder(None)
+
+    def run(lengths: list[int]) -> list[np.ndarray]:
+        if ladder.shape and wrong == "error":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        ladder.runs += ["graph"] if ladder.shape else []
+        return [np.full((1, 20), np.nan if ladder.shape else 1)]
+
+    message = ladder.climb(512, run, lambda call: 1)
+    assert message.startswith("replays 0 CUDA graphs for runs of up to 0 tokens (")
+    assert ("not permitted" if wrong == "error" else "not finite") in message
+    assert ladder.shape is None
+
+
+def test_precision_is_the_fastest_that_agrees(load, monkeypatch, tmp_path):
+    """On CUDA, a checkpoint in float32 has all of these choices. The decision is remembered."""
+    torch_choice = importlib.import_module("shared.torch_choice")
+    monkeypatch.setenv("TRITON_ENGINE_CACHE", str(tmp_path / "engines"))
+    monkeypatch.setattr(torch_choice, "choices", lambda *_: (True, ("f32", "bf16", "f16")))
+    messages: list[str] = []
+    monkeypatch.setattr(Logger, "log_info", messages.append)
+    model = load("BertModel", "sentence_embedding")
+    figures = re.search(r"without padding in (\w+) \(.*; (torch-flat-f32 .*; torch-flat-bf16 .*)\)", messages[0])
+    assert figures, messages
+    cosine = float(re.search(r"torch-flat-f16 .*cosine ([\d.]+)", figures[2])[1])
+    assert 0.9995 <= cosine <= 1
+    precision = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[figures[1]]
+    assert model.engine_labels == {"engine": "torch-flat", "precision": precision}
+    monkeypatch.setattr(torch_choice, "measure", None)
+    assert load("BertModel", "sentence_embedding").engine_labels == model.engine_labels
+    assert figures[2] in messages[-2]
+
+
+TRIALS = {
+    # precision: seconds, and the angle to the right answer
+    "fastest agrees": ({"f32": (9.0, 0.0), "bf16": (2.0, 0.02), "f16": (3.0, 0.001)}, "bf16"),
+    "fastest differs": ({"f32": (9.0, 0.0), "bf16": (2.0, 0.1), "f16": (3.0, 0.001)}, "f16"),
+    "equally fast": ({"f32": (9.0, 0.0), "bf16": (2.0, 0.02), "f16": (2.1, 0.001)}, "f16"),
+    "nothing saved": ({"f32": (2.1, 0.0), "bf16": (2.0, 0.02), "f16": (2.0, 0.001)}, "f32"),
+    "one fails": ({"f32": (9.0, 0.0), "bf16": None, "f16": (2.0, 0.001)}, "f16"),
+}
+
+
+@pytest.mark.parametrize(("trials", "chosen"), TRIALS.values(), ids=TRIALS)
+def test_measured_precision(pb_utils, trials, chosen):
+    torch_choice = importlib.import_module("shared.torch_choice")
+
+    def attempt(precision: str) -> Any:
+        if not trials[precision]:
+            raise RuntimeError(f"no kernel\nfor {precision}")
+        seconds, angle = trials[precision]
+        answer = np.zeros((1, 20))
+        answer[0, :2] = np.cos(angle), np.sin(angle)
+        return torch_choice.Trial("torch-flat", [answer], seconds)
+
+    measured = torch_choice.measure(tuple(trials), attempt)
+    assert measured["precision"] == chosen
+    if not trials["bf16"]:
+        assert "bf16: no kernel for bf16; torch-flat-f16 2000.0 ms, cosine 1.00000" in measured["reason"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "values", "flat", "precisions"),
+    [
+        ("", {}, True, ("f32", "bf16", "f16")),
+        ("openvino-bf16", {}, True, ("f32", "bf16", "f16")),
+        ("torch-padded", {}, False, ("f32", "bf16", "f16")),
+        ("torch-padded-f16", {}, False, ("f16",)),
+        ("torch-padded", {"engine": "torch-flat-bf16"}, True, ("bf16",)),
+        ("", {"dtype": "float32"}, True, ("f32",)),
+    ],
+)
+def test_choices_on_cuda(pb_utils, monkeypatch, setting, values, flat, precisions):
+    torch_choice, pretrained = (importlib.import_module(f"shared.{name}") for name in ("torch_choice", "pretrained"))
+    monkeypatch.setenv("TRITON_ENGINE", setting)
+    planned = pretrained.Plan(Path(), torch.device("cuda"), torch.float32, 0)
+    assert torch_choice.choices(parameters(**values), planned) == (flat, precisions)
+    half = planned._replace(dtype=torch.bfloat16)
+    assert torch_choice.choices(parameters(), half)[1] == (precisions if setting == "torch-padded-f16" else ("bf16",))
+
+
+@pytest.mark.parametrize(
+    ("profile", "form", "rows"), [("cuda", "python", 256), ("cuda", "onnx", 64), ("cpu", "python", 64)]
+)
+def test_batches_on_pytorch_and_cuda_have_more_texts(tmp_path, profile, form, rows):
+    with torch.random.fork_rng(devices=[]):
+        save_text(SmallModel("BertForSequenceClassification", "", fields=LABELS), tmp_path)
+    system = System("m", "text-classification", Folder(tmp_path), format=form)
+    job = plan(system, Weights(tmp_path, "m", ""), tmp_path / "made", Settings.load().replace(PROFILE=profile))
+    parts = configs(text_model(job))
+    assert {part: config["max_batch_size"] for part, (config, _) in parts.items()} == dict.fromkeys(parts, rows)
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 2), (2, 0)])

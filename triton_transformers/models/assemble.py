@@ -132,6 +132,7 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
         folder=folder,
         trust_remote_code=trust_remote_code,
         neuron=target,
+        profile=settings.profile,
     )
 
 

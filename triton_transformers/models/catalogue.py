@@ -46,6 +46,7 @@ class Job:
     trust_remote_code: bool = False
     neuron: Target | None = None  # set if the format is `neuron`
     draft: Weights | None = None  # of a smaller model that proposes tokens; its name may be drafts.LOOKUP
+    profile: str = "cpu"  # of the server
 
     def take(self, file: Path, version: Path) -> None:
         """Put one of the weights' files into the folder of a version."""

@@ -33,6 +33,7 @@ SPAN_TEXTS = 4
 MAX_EXAMPLE = 1024  # tokens: the memory and the time of longer texts grow with the square of their length
 PUBLISHED_WIDTH = 384
 MAX_BATCH = 64
+CUDA_MAX_BATCH = 256  # on PyTorch: 64 short texts are too few tokens to keep a GPU busy
 MAX_WINDOWS = 256  # of the contexts of one request
 ANSWERS = 5  # words for a mask
 # The tokenizer's outputs that are not one number per token.
@@ -379,14 +380,14 @@ def configs(model: TextModel) -> dict[str, tuple[Config, Parameters]]:
         own = answers if task.encoder_answers else outputs
         parts["encoder"] = encoder(model, ragged(texts), about_tokens + own)
     else:
-        tokenizer = batched("tokenizer", MAX_BATCH, texts, tokens + extras + counts, "KIND_CPU")
+        tokenizer = batched("tokenizer", max_batch(model), texts, tokens + extras + counts, "KIND_CPU")
         parts["tokenizer"] = tokenizer, {"padding": "none", **tokenization(model)}
         parts["encoder"] = encoder(model, ragged(tokens), outputs)
     if task.is_one_model:
         return parts
     if task.has_last_step:
         inputs = ragged(outputs + from_tokenizer) + from_request
-        parts["answers"] = batched("postprocessor", MAX_BATCH, inputs, answers, "KIND_CPU"), last_step(model)
+        parts["answers"] = batched("postprocessor", max_batch(model), inputs, answers, "KIND_CPU"), last_step(model)
     if task.cuts_windows:
         for part in ("encoder", "answers"):
             parts[part][0]["max_batch_size"] = MAX_WINDOWS
@@ -396,6 +397,10 @@ def configs(model: TextModel) -> dict[str, tuple[Config, Parameters]]:
     if "scores" in task.answers:
         labels = {"labels": json.dumps(model.labels, ensure_ascii=False), "activation": model.activation}
     return parts | {"ensemble": (ensemble(steps, texts, responses), labels)}
+
+
+def max_batch(model: TextModel) -> int:
+    return CUDA_MAX_BATCH if model.job.profile == "cuda" and model.job.format == "python" else MAX_BATCH
 
 
 def tokenization(model: TextModel) -> Parameters:
@@ -446,7 +451,7 @@ def encoder_of_format(model: TextModel, inputs: list[Config], outputs: list[Conf
     parameters |= model.layers
     if model.job.trust_remote_code:
         parameters["trust_remote_code"] = 1
-    return batched("transformers", MAX_BATCH, inputs, outputs, "KIND_AUTO"), parameters
+    return batched("transformers", max_batch(model), inputs, outputs, "KIND_AUTO"), parameters
 
 
 def last_step(model: TextModel) -> Parameters:

@@ -26,6 +26,10 @@ CHOICES = {
     "openvino": (F32, BF16),
     **{name: (name,) for name in (ONNX_RUNTIME, F32, BF16)},
 }
+# The same for text encoders on PyTorch: without padding or with it, and in any precision or in this one.
+FLAT, PADDED = "torch-flat", "torch-padded"
+TORCH_PRECISIONS = ("f32", "bf16", "f16")
+TORCH_CHOICES = (FLAT, PADDED, *(f"{form}-{precision}" for form in (FLAT, PADDED) for precision in TORCH_PRECISIONS))
 
 # Another engine replaces ONNX Runtime if its answers agree and it takes at most this share of the time.
 WORTHWHILE = 0.9
@@ -45,19 +49,24 @@ class Candidate:
     cosine: float = 1.0  # the smallest with ONNX Runtime's answer to the same row
     difference: float = 0.0  # the largest from ONNX Runtime's answer, as a share of the tensor's largest value
     error: str = ""
+    minimum_cosine: float = MINIMUM_COSINE
 
     @classmethod
-    def compared(cls, expected: list[list[Array]], actual: list[list[Array]]) -> Candidate:
+    def compared(
+        cls, expected: list[list[Array]], actual: list[list[Array]], minimum_cosine: float = MINIMUM_COSINE
+    ) -> Candidate:
         pairs = [pair for answers in zip(expected, actual, strict=True) for pair in zip(*answers, strict=True)]
         if any(a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()) for a, b in pairs):
             return cls(error="answers with numbers that are not finite, or in another shape")
         return cls(
-            cosine=min(smallest_cosine(a, b) for a, b in pairs), difference=max(difference(a, b) for a, b in pairs)
+            cosine=min(smallest_cosine(a, b) for a, b in pairs),
+            difference=max(difference(a, b) for a, b in pairs),
+            minimum_cosine=minimum_cosine,
         )
 
     @property
     def agrees(self) -> bool:
-        return not self.error and self.cosine >= MINIMUM_COSINE and self.difference <= MAXIMUM_DIFFERENCE
+        return not self.error and self.cosine >= self.minimum_cosine and self.difference <= MAXIMUM_DIFFERENCE
 
     @property
     def likeness(self) -> str:
@@ -94,9 +103,9 @@ class Subject:
 
 def engine_choices(config: ModelConfig) -> tuple[str, ...]:
     """Return the engines from which this model may choose, by its config.pbtxt or else by the server's setting."""
-    setting = os.environ.get("TRITON_ENGINE") or "auto"
-    if setting not in CHOICES:
-        raise ConfigError(f"TRITON_ENGINE must be one of {', '.join(CHOICES)}, not '{setting}'")
+    setting = engine_setting()
+    if setting in TORCH_CHOICES:
+        setting = "auto"
     choice = choice_parameter(config, "engine", tuple(CHOICES), _accelerator(config) or setting)
     # A model whose next run depends on this one's answer, such as GPT-2, keeps to f32: rounded logits that nearly tie
     # would continue the same text differently alone and in a batch.
@@ -105,6 +114,14 @@ def engine_choices(config: ModelConfig) -> tuple[str, ...]:
     if choice == BF16:
         parameters.check_bf16(f"engine '{BF16}'", f"another of {', '.join(CHOICES)}")
     return tuple(name for name in CHOICES[choice] if name != BF16 or parameters.has_bf16())
+
+
+def engine_setting() -> str:
+    """Return the engine of all models that choose none themselves. It may be one of the others, which run elsewhere."""
+    setting = os.environ.get("TRITON_ENGINE") or "auto"
+    if setting not in (names := (*CHOICES, *TORCH_CHOICES)):
+        raise ConfigError(f"TRITON_ENGINE must be one of {', '.join(names)}, not '{setting}'")
+    return setting
 
 
 def _accelerator(config: ModelConfig) -> str:

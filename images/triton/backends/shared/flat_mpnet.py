@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -26,8 +26,8 @@ def flatten_mpnet(base: Any) -> None:
     def biases(hidden: Tensor, *others: Any, **named: Any) -> Tensor:
         """Return [texts, heads, length, length], in which padding is masked."""
         if (run := CURRENT.get()) is None:
-            return compute_bias(hidden, *others, **named)
-        bias = compute_bias(hidden.new_empty(1, run.shape[1]), *others, **named)
+            return cast(Tensor, compute_bias(hidden, *others, **named))
+        bias: Tensor = compute_bias(hidden.new_empty(1, run.shape[1]), *others, **named)
         return bias.masked_fill(~run.present(), float("-inf"))
 
     encoder.compute_position_bias = biases
@@ -40,7 +40,7 @@ def flat_attention(attention: Any) -> Any:
     forward = attention.forward
 
     @functools.wraps(forward)
-    def attend(hidden: Tensor, attention_mask: Any = None, position_bias: Any = None, **others: Any) -> tuple[Tensor]:
+    def attend(hidden: Tensor, attention_mask: Any = None, position_bias: Any = None, **others: Any) -> Any:
         if (run := CURRENT.get()) is None:
             return forward(hidden, attention_mask, position_bias, **others)
         heads = (attention.num_attention_heads, attention.attention_head_size)

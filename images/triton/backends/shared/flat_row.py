@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from shared.engine_choice import MAXIMUM_DIFFERENCE, Candidate
+from shared.engine_choice import Candidate
 from shared.flat_mpnet import flatten_mpnet, is_mpnet
 from shared.flat_run import CURRENT, FlatRun, NeedsPadding
 from shared.lean_transformers import transformers
 from shared.packing import equal_lengths
 from shared.types import Array, Tensors
 
-# The engines of text encoders on PyTorch, in the words of the parameter `engine`.
-FLAT, PADDED = "torch-flat", "torch-padded"
 ATTENTION = "flat"
 # The answers may differ as much as two kernels do in half precision.
 MINIMUM_COSINE = 0.9995
 # The tokens of the texts that are compared, if the model takes as many: the last one is longer than most windows.
 SAMPLE_LENGTHS = (1, 2, 9, 17, 64, 300)
+# The texts that are timed: a run that keeps a GPU busy.
+TIMED_TEXTS, TIMED_LENGTH = 64, 64
 LABELS = 16  # an output with fewer numbers for each text is no vector
 # The arguments of an attention that the kernel for texts of unequal length lacks.
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -58,7 +58,7 @@ def attention(
     if attention_mask is not None or query.shape[0] != 1 or not query.shape[2] == key.shape[2] == len(run.places):
         raise NeedsPadding("its attention is not that of one row of tokens")
     if query.is_cuda and query.dtype not in (torch.bfloat16, torch.float16):
-        raise NeedsPadding("FlashAttention needs the parameter 'dtype' to be bfloat16 or float16")
+        raise NeedsPadding("FlashAttention needs bfloat16 or float16")
     side = sliding_window - 1 if sliding_window else -1
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     attend = attend_on_cuda if query.is_cuda else attend_by_length
@@ -182,12 +182,19 @@ def restore(model: Any, base: Any) -> None:
         model.set_attn_implementation("sdpa")
 
 
-def sample(model: Any, names: Iterable[str], padding: dict[str, int]) -> Tensors:
-    """Return texts of unequal length, of random tokens. `padding` has the value of padded columns that is not 0."""
+def longest_text(model: Any) -> int:
+    """Return how many tokens of a text the model takes, or those of the longest sample if it has no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", SAMPLE_LENGTHS[-1])
+    return int(limit) - first_position(model)
+
+
+def sample(
+    model: Any, names: Iterable[str], padding: dict[str, int], lengths: Sequence[int] = SAMPLE_LENGTHS
+) -> Tensors:
+    """Return texts of these lengths, of random tokens. `padding` has the value of padded columns that is not 0."""
     config, random = model.config.get_text_config(), np.random.default_rng(0)
-    longest = getattr(config, "max_position_embeddings", SAMPLE_LENGTHS[-1]) - first_position(model)
-    lengths = np.minimum(SAMPLE_LENGTHS, longest)
-    mask = np.arange(lengths[-1]) < lengths[:, None]
+    cut = np.minimum(lengths, longest_text(model))
+    mask = np.arange(cut.max()) < cut[:, None]
     limits = {
         "input_ids": model.get_input_embeddings().num_embeddings,
         "token_type_ids": max(1, getattr(config, "type_vocab_size", 0)),
@@ -196,15 +203,20 @@ def sample(model: Any, names: Iterable[str], padding: dict[str, int]) -> Tensors
     return {name: np.where(mask, ids.get(name, 1), padding.get(name, 0)) for name in names}
 
 
-def compare(expected: list[Array], actual: list[Array]) -> str:
-    """Return how alike the answers are. Raise NeedsPadding if they differ."""
+def likeness(expected: list[Array], actual: list[Array]) -> Candidate:
+    """Return how alike the answers are. Of an output with few numbers for each text, compare all texts together."""
     shapes = [(1, -1) if answer[0].size < LABELS else (len(answer), -1) for answer in expected]
     first, second = (
         [[answer.reshape(shape) for answer, shape in zip(answers, shapes, strict=True)]]
         for answers in (expected, actual)
     )
-    alike = Candidate.compared(first, second)
-    if alike.error or alike.cosine < MINIMUM_COSINE or alike.difference > MAXIMUM_DIFFERENCE:
+    return Candidate.compared(first, second, MINIMUM_COSINE)
+
+
+def check_alike(expected: list[Array], actual: list[Array]) -> str:
+    """Return how alike the answers are. Raise NeedsPadding if they differ."""
+    alike = likeness(expected, actual)
+    if not alike.agrees:
         raise NeedsPadding(alike.error or f"its answers differ, {alike.likeness}")
     return alike.likeness
 

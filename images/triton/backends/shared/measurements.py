@@ -49,13 +49,18 @@ def model_and_machine(path: Path) -> Measured:
     """Return what each measurement of an ONNX model depends on: its files, the CPU, and the versions of the engines."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    others = sorted(other for other in path.parent.iterdir() if other.is_file() and other != path)
     return {
         "model": digest,
-        "files": [[other.name, other.stat().st_size, other.stat().st_mtime_ns] for other in others],
+        "files": [file for file in files(path.parent) if file[0] != path.name],
         "cpu": cpu(),
         "versions": [ort.__version__, _version_of_openvino()],
     }
+
+
+def files(folder: Path) -> list[list[str | int]]:
+    """Return the names, sizes and times of a folder's files, which change with the files."""
+    found = sorted(file for file in folder.iterdir() if file.is_file())
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in found]
 
 
 def cpu() -> dict[str, str]:

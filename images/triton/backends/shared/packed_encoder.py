@@ -148,7 +148,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.answers.use_head(self.encoder.head)
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
-        self.tokens_of_run = MAXIMUM_TOKENS  # of a flat one
+        self.tokens_of_run = MAXIMUM_TOKENS  # of a flat one, until it is measured
         self.cost = self.encoder.cost or self.measured_cost(config, args)
         self.seconds_alone = lru_cache(partial(self.cost, np.array([1])))
         # The cheapest runs, because a compiled model may take fewer rows at once.
@@ -190,8 +190,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             nonlocal how
             how = "measured"
             if self.encoder.is_flat:
-                flat, self.tokens_of_run = RunCost.measure_flat(self.seconds_of_run, self.encoder.short)
-                return asdict(flat)
+                flat, tokens = RunCost.measure_flat(self.seconds_of_run, self.encoder.short)
+                return asdict(flat) | {"tokens": tokens}
             return asdict(RunCost.measure(self.seconds_of_run, max_rows))
 
         if depends_on is None:
@@ -201,8 +201,12 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
                 f"{args['model_name']}-{args['model_version']}-cost",
                 lambda: depends_on() | own,
                 measure,
-                lambda kept: all(0 <= kept[term.name] < math.inf for term in fields(RunCost)),
+                lambda kept: (
+                    all(0 <= kept[term.name] < math.inf for term in fields(RunCost))
+                    and (not self.encoder.is_flat or kept["tokens"] > 0)
+                ),
             )
+        self.tokens_of_run = terms.get("tokens", MAXIMUM_TOKENS)
         if how != "measured":
             self.seconds_of_run(1, SHORT)  # the first run of a model takes longer, which no client should notice
         cost = RunCost(*(terms[term.name] for term in fields(RunCost)))

@@ -68,8 +68,8 @@ class Plan(NamedTuple):
     size: int  # of the loaded weights in bytes
 
 
-def plan(config: ModelConfig, args: InstanceArgs) -> Plan:
-    """Choose device and precision, and set the threads of this process."""
+def plan(config: ModelConfig, args: InstanceArgs, precision: torch.dtype | None = None) -> Plan:
+    """Choose the device, and the precision if it is None, and set the threads of this process."""
     folder, device = weights_folder(config, args), chosen_device(config, args)
     stored = stored_weights(folder)
     dtype = chosen_dtype(choice_parameter(config, "dtype", ("auto", *map(name_of, DTYPES.values())), "auto"), stored)
@@ -77,6 +77,7 @@ def plan(config: ModelConfig, args: InstanceArgs) -> Plan:
         torch.set_num_threads(max(1, usable_cpus() // instance_count(config)))
         if dtype is torch.float16 and parameter(config, "dtype", "auto") == "auto":
             dtype = torch.bfloat16  # CPUs compute in bfloat16, and only store float16
+    dtype = precision or dtype
     silence_transformers()
     return Plan(folder, device, dtype, size(stored, dtype))
 
@@ -95,9 +96,11 @@ def space_for(planned: Plan, args: InstanceArgs) -> Iterator[None]:
         yield
 
 
-def load(architecture: Any, config: ModelConfig, args: InstanceArgs) -> transformers.PreTrainedModel:
+def load(
+    architecture: Any, config: ModelConfig, args: InstanceArgs, precision: torch.dtype | None = None
+) -> transformers.PreTrainedModel:
     """Return the model, ready to run. Raise ConfigError before loading if it cannot run or does not fit."""
-    planned = plan(config, args)
+    planned = plan(config, args, precision)
     with space_for(planned, args):
         model: transformers.PreTrainedModel = architecture.from_pretrained(
             planned.folder,

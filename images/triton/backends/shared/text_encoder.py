@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 from safetensors.torch import load_file
 
-from shared import flat_row, flat_run, pooling, pretrained
-from shared.engine_choice import CHOICES
-from shared.flat_row import FLAT, PADDED
+from shared import flat_row, flat_run, pooling, pretrained, torch_choice
+from shared.engine_choice import FLAT, PADDED, ROUNDS
+from shared.flat_graphs import Ladder
 from shared.lean_transformers import transformers
 from shared.packed_encoder import Encoder, PackedEncoder
 from shared.parameters import choice_parameter, flag_parameter, int_parameter, parameter, weights_folder
@@ -24,37 +27,22 @@ POOLING_MASK = "pooling_mask"  # the attention mask without the tokens that are 
 
 
 class TextEncoder(PackedEncoder):
-    is_flat = False
+    model: Any
+    call: Any
+    flat_base: Any  # the part of the model that runs flat
 
     def load_encoder(self, config: ModelConfig, args: InstanceArgs) -> Encoder:
-        self.model = pretrained.load(pretrained.model_class(config, "AutoModel"), config, args)
-        self.call = pretrained.method(self.model, config)
-        # Packing needs the mask even for a model that takes none, such as FNet.
-        self.accepted = inspect.signature(self.call).parameters
         # The output that is the vector of a text, if the model computes it by itself.
         self.vector = parameter(config, "vector")
-        if (pad := self.pad_values["input_ids"]) < 0:
-            # No token has this id, so the model finds the last token of any text; the embedding must not look it up.
-            self.model.config.pad_token_id = pad
-            self.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
         self.pooling = parameter(config, "pooling", "mean").split("+")
         if unknown := [mode for mode in self.pooling if mode not in pooling.MODES]:
             raise ConfigError(f"parameter 'pooling': unknown mode '{unknown[0]}'; use {', '.join(pooling.MODES)}")
-        folder = weights_folder(config, args)
-        # The layers of sentence-transformers after the pooling, and those for each token's vector and weight.
-        self.dense, self.token_dense, self.weight_dense = (
-            [self.load_dense(folder / name) for name in parameter(config, key).split(",") if name]
-            for key in ("dense", "token_dense", "weight_dense")
-        )
         self.normalize_tokens = flag_parameter(config, "normalize_tokens", True)
         self.dimensions = int_parameter(config, "dimensions", 0) or None
         self.normalize = flag_parameter(config, "normalize", False)
         self.splade_pooling = choice_parameter(config, "splade_pooling", ("max", "sum"), "max")
         self.splade_activation = choice_parameter(config, "splade_activation", ("relu", "log1p_relu"), "relu")
         self.mask_token_id = int_parameter(config, "mask_token_id", -1)
-        self.ranks = bool(score_tokens := parameter(config, "score_tokens"))
-        if self.ranks:
-            pretrained.keep_tokens(self.model, [int(id) for id in score_tokens.split(",")])
         encoder = Encoder(
             inputs={tensor["name"]: np.int64 for tensor in config["input"]},
             outputs=[tensor["name"] for tensor in config["output"]],
@@ -63,17 +51,66 @@ class TextEncoder(PackedEncoder):
             parallel_runs=1,  # PyTorch spreads one run over its threads
             head=self.head,
         )
-        engine = choice_parameter(config, "engine", (*CHOICES, FLAT, PADDED), "auto")
-        # On a CPU, flat runs are faster too, but timing them takes seconds of each load.
-        if engine == FLAT or (engine != PADDED and self.model.device.type == "cuda"):
-            reason = self.run_flat(encoder, config)
-            chosen = "without padding" if self.is_flat else "with padding"
-            pb_utils.Logger.log_info(f"{args['model_instance_name']}: runs its texts {chosen} ({reason})")
-        self.engine_labels = {
-            "engine": FLAT if self.is_flat else PADDED,
-            "precision": pretrained.name_of(self.model.dtype),
-        }
-        return replace(encoder, is_flat=self.is_flat)
+        planned = pretrained.plan(config, args)
+        may_run_flat, _ = torch_choice.choices(config, planned)
+        reason, loaded = "", ""
+
+        def load(precision: str) -> None:
+            nonlocal reason, loaded
+            self.load_model(config, args, torch_choice.PRECISIONS[precision])
+            reason = self.run_flat(encoder, config) if may_run_flat else ""
+            loaded = precision
+
+        def attempt(precision: str) -> torch_choice.Trial:
+            load(precision)
+            feed = flat_row.sample(self.model, encoder.inputs, self.pad_values)
+            return torch_choice.Trial(self.form, self.present_answers(encoder, feed), self.seconds_of_sample(encoder))
+
+        name = f"{args['model_name']}-{args['model_version']}"
+        precision, figures = torch_choice.choose(name, planned, config, attempt)
+        if loaded != precision:
+            load(precision)
+        messages = []
+        if reasons := "; ".join(filter(None, (reason, figures))):
+            padding = "without padding" if self.is_flat else "with padding"
+            messages.append(f"runs its texts {padding} in {precision} ({reasons})")
+        if self.is_flat and self.model.device.type == "cuda":
+            messages.append(self.record_runs(encoder))
+        for message in messages:
+            pb_utils.Logger.log_info(f"{args['model_instance_name']}: {message}")
+        labels = {"engine": self.form, "precision": pretrained.name_of(self.model.dtype)}
+        self.engine_labels = labels
+        return replace(
+            encoder, is_flat=self.is_flat, cost_depends_on=lambda: torch_choice.depends_on(planned, config) | labels
+        )
+
+    @property
+    def form(self) -> str:
+        return FLAT if self.is_flat else PADDED
+
+    def load_model(self, config: ModelConfig, args: InstanceArgs, precision: torch.dtype) -> None:
+        """Load the model and the layers after it, in place of those of another precision."""
+        self.model = self.call = self.flat_base = None
+        self.is_flat = False
+        torch_choice.free_cuda()
+        self.model = pretrained.load(pretrained.model_class(config, "AutoModel"), config, args, precision)
+        self.model.config.get_text_config().use_cache = False  # no text goes on
+        self.call = pretrained.method(self.model, config)
+        # Packing needs the mask even for a model that takes none, such as FNet.
+        self.accepted = inspect.signature(self.call).parameters
+        if (pad := self.pad_values["input_ids"]) < 0:
+            # No token has this id, so the model finds the last token of any text; the embedding must not look it up.
+            self.model.config.pad_token_id = pad
+            self.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: (ids[0].clamp(min=0),))
+        folder = weights_folder(config, args)
+        # The layers of sentence-transformers after the pooling, and those for each token's vector and weight.
+        self.dense, self.token_dense, self.weight_dense = (
+            [self.load_dense(folder / name) for name in parameter(config, key).split(",") if name]
+            for key in ("dense", "token_dense", "weight_dense")
+        )
+        self.ranks = bool(score_tokens := parameter(config, "score_tokens"))
+        if self.ranks:
+            pretrained.keep_tokens(self.model, [int(id) for id in score_tokens.split(",")])
 
     def run_flat(self, encoder: Encoder, config: ModelConfig) -> str:
         """Run texts flat if the answers stay, and return why or why not."""
@@ -81,23 +118,45 @@ class TextEncoder(PackedEncoder):
             return f"parameter 'padding' is '{parameter(config, 'padding')}'"
         try:
             feed = flat_row.sample(self.model, encoder.inputs, self.pad_values)
-            padded = self.forward(encoder.outputs, feed)
+            padded = self.present_answers(encoder, feed)
             for base in dict.fromkeys([self.model, self.model.base_model]):
                 try:
                     flat_row.flatten(self.model, base)
                     self.call, self.is_flat = pretrained.method(self.model, config), True
-                    flat = self.forward(encoder.outputs, feed)
-                    for name, *answers in zip(encoder.outputs, padded, flat, strict=True):
-                        for answer in answers if name in encoder.per_token else ():
-                            answer[feed[self.mask] == 0] = 0  # what a model answers to padding does not matter
-                    return flat_row.compare(padded, flat)
+                    reason = flat_row.check_alike(padded, self.present_answers(encoder, feed))
+                    self.flat_base = base
+                    return reason
                 except Exception as error:
-                    reason = error
+                    failure = error
                     flat_row.restore(self.model, base)
                     self.call, self.is_flat = pretrained.method(self.model, config), False
         except Exception as error:
-            reason = error
-        return " ".join(str(reason).split()) or type(reason).__name__
+            failure = error
+        return " ".join(str(failure).split()) or type(failure).__name__
+
+    def present_answers(self, encoder: Encoder, feed: Tensors) -> list[Array]:
+        """Return the answers, with zeros for padding: what a model answers to that does not matter."""
+        answers = self.forward(encoder.outputs, feed)
+        for name, answer in zip(encoder.outputs, answers, strict=True):
+            if name in encoder.per_token:
+                answer[feed[self.mask] == 0] = 0
+        return answers
+
+    def seconds_of_sample(self, encoder: Encoder) -> float:
+        """Return the seconds of the fastest run of texts of one length, which need no padding."""
+        lengths = [flat_row.TIMED_LENGTH] * flat_row.TIMED_TEXTS
+        feed = flat_row.sample(self.model, encoder.inputs, self.pad_values, lengths)
+        return fastest(lambda: self.forward(encoder.outputs, feed))
+
+    def record_runs(self, encoder: Encoder) -> str:
+        """Record small runs as CUDA graphs, and return how many, and why no more."""
+
+        def run(lengths: list[int]) -> list[Array]:
+            feed = flat_row.sample(self.model, encoder.inputs, self.pad_values, lengths)
+            return self.present_answers(encoder, feed)
+
+        ladder = self.flat_base.row_forward = Ladder(self.flat_base.row_forward)
+        return ladder.climb(flat_row.longest_text(self.model), run, fastest)
 
     @torch.inference_mode()
     def forward(self, names: list[str], feed: Tensors) -> list[Array]:
@@ -166,6 +225,16 @@ class TextEncoder(PackedEncoder):
         linear.load_state_dict({name.removeprefix("linear."): weight for name, weight in weights.items()})
         activation = getattr(torch.nn, config["activation_function"].rpartition(".")[2])()
         return torch.nn.Sequential(linear, activation).to(self.model.device, self.model.dtype).eval()
+
+
+def fastest(run: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of a few runs, which nothing else disturbed."""
+    seconds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def applied(layers: list[torch.nn.Module], vectors: torch.Tensor) -> torch.Tensor:
