@@ -34,21 +34,28 @@ DIMENSIONS = 384
 
 @dataclass(frozen=True)
 class RequestForm:
-    """The form of a request and of its response: one text in, one vector out."""
+    """The form of a request and of its response: one text in, one vector out. `triton_form` takes several texts."""
 
     path: str
-    body: Callable[[str], bytes]
+    body: Callable[..., bytes]
     vector: Callable[[bytes], Any]  # the vector in the body of a response
-    headers: Callable[[str], dict[str, str]] = field(default=lambda text: JSON)
+    headers: Callable[..., dict[str, str]] = field(default=lambda *texts: JSON)
 
 
-def triton_request(text: str) -> HttpRequest:
-    return http_request([Tensor.from_texts("input_text", [text], [1, 1])], ["output__0"])
+def triton_form(system: str, output: str) -> RequestForm:
+    def request(*texts: str) -> HttpRequest:
+        return http_request([Tensor.from_texts("input_text", list(texts), [len(texts), 1])], [output])
 
+    def headers(*texts: str) -> dict[str, str]:
+        length = request(*texts).header_length
+        return {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(length)}
 
-def triton_headers(text: str) -> dict[str, str]:
-    length = triton_request(text).header_length
-    return {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(length)}
+    return RequestForm(
+        f"/v2/models/{system}/infer",
+        lambda *texts: request(*texts).body,
+        lambda body: np.frombuffer(body[-DIMENSIONS * 4 :], np.float32),
+        headers,
+    )
 
 
 def openai_form(path: str, model: str) -> RequestForm:
@@ -73,12 +80,8 @@ FORMS = {
         lambda body: json.loads(body)["usage"]["completion_tokens"],
     ),
     "gateway": openai_form("/v1/embeddings", "embedding"),
-    "triton": RequestForm(
-        "/v2/models/embedding/infer",
-        lambda text: triton_request(text).body,
-        lambda body: np.frombuffer(body[-DIMENSIONS * 4 :], np.float32),
-        triton_headers,
-    ),
+    "triton": triton_form("embedding", "output__0"),
+    "minilm": triton_form("minilm", "sentence_embedding"),
 }
 
 
@@ -94,6 +97,7 @@ class Clients:
     clients: int
     warmup_s: float
     window_s: float
+    texts: int = 1  # of a request
 
 
 @dataclass
@@ -142,7 +146,9 @@ def measure(clients: Clients, cpus: str = "") -> Window:
 
 def run(clients: Clients) -> Window:
     form, address = FORMS[clients.form], urlsplit(clients.url).netloc
-    requests = [post(address, form.path, form.body(text), form.headers(text)) for text in MIXED.texts]
+    draw = random.Random(0).choices
+    groups = [draw(MIXED.texts, k=clients.texts) for _ in MIXED.texts] if clients.texts > 1 else zip(MIXED.texts)
+    requests = [post(address, form.path, form.body(*texts), form.headers(*texts)) for texts in groups]
     connected = threading.Event()
 
     async def send(load: Load) -> None:
