@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
 from bench.recorded_models import recorded_models
 from bench.reference_answers import Outputs, largest_difference, reference, requests, served_outputs
 from bench.small_models import SMALL_MODELS, SmallModel
@@ -31,8 +34,9 @@ from triton_transformers.triton import Triton, TritonError
 PAGE = ROOT / "docs/architectures.md"
 MARKER = "<!-- The rest of this page is written by `make bench BENCH=architectures`. -->"
 CLIENTS, REPEATS = 16, 4
-# The largest difference from the reference library, relative to the largest value of an output.
+# The largest difference from the reference library in float32, relative to the largest value of an output.
 TOLERANCE, INT8_TOLERANCE = 1e-3, 0.5
+HALF_TOLERANCES = {"float16": 0.03, "bfloat16": 0.1}
 WAYS = ("alone", "one request", f"{CLIENTS} clients")
 Row = tuple[SmallModel, str]  # a model and the format in which it is served
 
@@ -45,11 +49,12 @@ class Result:
     format: str
     differences: tuple[float, ...] = ()
     refusal: str = ""
+    dtype: str = ""
 
     @property
     def is_right(self) -> bool:
         """Return whether the answers are equal, or the model is refused."""
-        tolerance = INT8_TOLERANCE if self.format == "onnx-int8" else TOLERANCE
+        tolerance = INT8_TOLERANCE if self.format == "onnx-int8" else HALF_TOLERANCES.get(self.dtype, TOLERANCE)
         return all(difference <= tolerance for difference in self.differences)
 
     @property
@@ -87,37 +92,42 @@ def run() -> None:
         raise UserError(f"different from the reference library: {rows}")
 
 
-def measure(models: Iterable[SmallModel]) -> list[Result]:
+def measure(models: Iterable[SmallModel], dtype: str = "", **changes: str) -> list[Result]:
     """Save, assemble, load and compare each of the models in each of its formats.
+
+    `dtype` makes models on PyTorch compute in that type; `changes` are settings of the server.
 
     One process assembles and computes the answers of the libraries, because importing them takes longer than a small
     model. Meanwhile the server answers for the models that are ready.
     """
     with folder() as work:
         # `auto` may choose bfloat16, which changes the third digit.
-        variables = environment(work, TRITON_ADMIN_KEY=secrets.token_urlsafe(), TRITON_ENGINE="onnxruntime")
+        variables = environment(work, TRITON_ADMIN_KEY=secrets.token_urlsafe(), TRITON_ENGINE="onnxruntime", **changes)
         settings = Settings.load().replace(**variables)
         triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
+        rows = [(model, format) for model in models for format in model.formats]
         results: dict[Row, Result | Future[Result]] = {}
         with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as comparer:
-            for row, (refusal, expected) in prepared([(m, f) for m in models for f in m.formats], work, settings):
+            for row, (refusal, expected) in prepared(rows, work, settings, dtype):
                 if refusal:
                     results[row] = Result(*row, refusal=refusal)
                     continue
                 if not any(isinstance(result, Future) for result in results.values()):
                     stack.enter_context(server(variables | {"SYSTEMS": system(*row)}, quiet=True))
-                results[row] = comparer.submit(compare, *row, expected, work, triton)
+                results[row] = comparer.submit(compare, *row, expected, work, triton, dtype)
             return [result.result() if isinstance(result, Future) else result for result in results.values()]
 
 
-def prepared(rows: list[Row], work: Path, settings: Settings) -> Iterator[tuple[Row, tuple[str, list[Outputs]]]]:
+def prepared(
+    rows: list[Row], work: Path, settings: Settings, dtype: str = ""
+) -> Iterator[tuple[Row, tuple[str, list[Outputs]]]]:
     """Yield each row with the sentence that refuses it, or with the library's answers. Survive crashes of a library."""
     pool = None
     try:
         for number, row in enumerate(rows, 1):
             pool = pool or ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
             try:
-                prepared_row = pool.submit(prepare, *row, work, settings).result()
+                prepared_row = pool.submit(prepare, *row, work, settings, dtype).result()
             except BrokenProcessPool:
                 pool, prepared_row = None, ("a library crashed", [])
             err.print(f"{number} of {len(rows)}: {system(*row)} {prepared_row[0]}", markup=False)
@@ -127,7 +137,9 @@ def prepared(rows: list[Row], work: Path, settings: Settings) -> Iterator[tuple[
             pool.shutdown()
 
 
-def prepare(model: SmallModel, format: str, work: Path, settings: Settings) -> tuple[str, list[Outputs]]:
+def prepare(
+    model: SmallModel, format: str, work: Path, settings: Settings, dtype: str = ""
+) -> tuple[str, list[Outputs]]:
     """Assemble one row; return the reason if it is refused, and otherwise the answers of the reference library."""
     with one_thread():
         weights = work / "weights" / model.system
@@ -138,10 +150,22 @@ def prepare(model: SmallModel, format: str, work: Path, settings: Settings) -> t
             assemble_all(settings.replace(**chosen))
         except UserError as error:
             return str(error).replace(f"{weights}", "the model"), []
+        if dtype:
+            set_dtype(system(model, format), settings.model_repository, dtype)
         try:
             return "", reference(model, weights)
         except Exception as error:  # the library may raise anything
             return f"not compared: the library itself failed ({type(error).__name__}: {first_line(error)})", []
+
+
+def set_dtype(system: str, repository: Path, dtype: str) -> None:
+    """Let the models of a system that run on PyTorch compute in this type."""
+    for model in models_of(system, repository):
+        path = repository / model / "config.pbtxt"
+        config = text_format.Parse(path.read_text(), ModelConfig())
+        if config.backend == "transformers":
+            config.parameters["dtype"].string_value = dtype
+            path.write_text(text_format.MessageToString(config))
 
 
 def first_line(error: Exception) -> str:
@@ -167,7 +191,7 @@ def one_thread() -> Iterator[None]:
         set_threads(before)
 
 
-def compare(model: SmallModel, format: str, expected: list[Outputs], work: Path, triton: Triton) -> Result:
+def compare(model: SmallModel, format: str, expected: list[Outputs], work: Path, triton: Triton, dtype: str) -> Result:
     """Compare the answers of the server with those of the reference library, in each of WAYS."""
     name, rows = system(model, format), requests(model)
     models = models_of(name, work / "models")[::-1]  # the steps before the ensemble
@@ -182,18 +206,20 @@ def compare(model: SmallModel, format: str, expected: list[Outputs], work: Path,
             at_once = [answer for (answer,) in pool.map(lambda row: send([row]), rows * REPEATS)]
     except TritonError as error:
         err.print(f"{name}: {error}")
-        return Result(model, format, (math.inf,) * len(WAYS))
+        return Result(model, format, (math.inf,) * len(WAYS), dtype=dtype)
     finally:
         for part in reversed(models):
             with contextlib.suppress(TritonError):  # it may have crashed
                 triton.unload(part)
-    return Result(model, format, tuple(largest(expected, answers, format) for answers in (alone, together, at_once)))
+    exact = format != "onnx-int8" and not dtype
+    differences = tuple(largest(expected, answers, exact) for answers in (alone, together, at_once))
+    return Result(model, format, differences, dtype=dtype)
 
 
-def largest(expected: list[Outputs], answers: list[Outputs], format: str) -> float:
-    """Return the largest difference. In int8, only numbers are compared: texts jump where numbers differ a little."""
+def largest(expected: list[Outputs], answers: list[Outputs], exact: bool) -> float:
+    """Return the largest difference. Unless exact, compare numbers only: texts jump where numbers differ a little."""
     repeats = len(answers) // len(expected)
-    return largest_difference(expected * repeats, answers, compares_texts=format != "onnx-int8")
+    return largest_difference(expected * repeats, answers, compares_texts=exact)
 
 
 def write(summary: str, results: list[Result]) -> None:
