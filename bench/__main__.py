@@ -16,6 +16,7 @@ from bench import (
     speech_rates,
     tracing_cost,
 )
+from bench.gpu import rates
 from bench.peers import rotation
 from triton_transformers.cli import run
 
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "architectures": architectures.run,
     "peers": rotation.run,
     "engines": engine_rates.run,
+    "gpu": rates.main,
     "gateway": gateway_overhead.run,
     "tracing": tracing_cost.run,
 }

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -114,10 +114,12 @@ def numpy_type(data_type: str) -> type:
 
 
 @contextlib.contextmanager
-def python_backend() -> Iterator[None]:
+def python_backend(measures_costs: bool = False) -> Iterator[None]:
     """Let the backends import triton_python_backend_utils, which exists only in Triton's own processes.
 
-    At the end, restore the modules and the environment that were there before: `image_processor` sets USE_TORCH=0.
+    Unless encoders measure the cost of their runs, all rows of an execution share one, with as much padding as can
+    occur. At the end, restore the modules and the environment that were there before: `image_processor` sets
+    USE_TORCH=0.
     """
     module = ModuleType("triton_python_backend_utils")
     module.__dict__.update(
@@ -137,9 +139,9 @@ def python_backend() -> Iterator[None]:
     sys.modules[module.__name__] = module
     sys.path.append(str(BACKENDS))
     try:
-        packed_encoder = importlib.import_module("shared.packed_encoder")
-        # Give every run the same cost: all rows of an execution then share one run, with as much padding as can occur.
-        packed_encoder.PackedEncoder.measured_cost = lambda *_: lambda rows, length: np.ones(len(rows))
+        if not measures_costs:
+            packed_encoder = importlib.import_module("shared.packed_encoder")
+            packed_encoder.PackedEncoder.measured_cost = lambda *_: lambda rows, length: np.ones(len(rows))
         yield
     finally:
         sys.path[:] = path
@@ -170,6 +172,25 @@ def backend_config(path: Path) -> dict[str, Any]:
     message = text_format.Parse(path.read_text(), ModelConfig())
     config = MessageToDict(message, preserving_proto_field_name=True)
     return {"input": [], "output": [], "max_batch_size": 0} | config
+
+
+def instance_args(folder: Path, config: dict[str, Any], kind: str = "CPU") -> dict[str, str]:
+    """Return what Triton passes to an instance of the model in this folder."""
+    return {
+        "model_config": json.dumps(config),
+        "model_name": folder.name,
+        "model_version": "1",
+        "model_repository": str(folder),
+        "model_instance_name": folder.name,
+        "model_instance_kind": kind,
+        "model_instance_device_id": "0",
+    }
+
+
+def answers(backend: Any, requests: Sequence[InferenceRequest]) -> list[InferenceResponse]:
+    """Return the response to each request of an execution; the backend may send some of them later."""
+    answered = backend.execute(requests)
+    return [answer or request.sender.response() for answer, request in zip(answered, requests, strict=True)]
 
 
 class ServedSystem:
@@ -211,16 +232,7 @@ class ServedSystem:
         backend = module.TritonPythonModel()
         # Parity checks the graph in fp32. At load, the server checks its other engines against this one.
         parameters = config.get("parameters", {}) | {"engine": {"string_value": self.engine}}
-        args = {
-            "model_config": json.dumps(config | {"parameters": parameters}),
-            "model_name": model,
-            "model_version": "1",
-            "model_repository": str(self.folder / model),
-            "model_instance_name": model,
-            "model_instance_kind": "CPU",
-            "model_instance_device_id": "0",
-        }
-        backend.initialize(args)
+        backend.initialize(instance_args(self.folder / model, config | {"parameters": parameters}))
         return backend
 
     def close(self) -> None:
@@ -248,8 +260,7 @@ class ServedSystem:
     def run(self, model: str, inputs: list[Tensors]) -> list[Tensors]:
         outputs = [tensor["name"] for tensor in self.configs[model]["output"]]
         requests = [InferenceRequest(request, outputs) for request in inputs]
-        answered = self.models[model].execute(requests)
-        responses = [answer or request.sender.response() for answer, request in zip(answered, requests, strict=True)]
+        responses = answers(self.models[model], requests)
         for response in responses:
             if response.error:
                 raise UserError(f"{model} fails on an example: {response.error}")

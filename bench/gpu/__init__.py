@@ -1,0 +1,1 @@
+"""Figures of a machine with a GPU, and the kit that takes them on one without a network: docs/cuda.md."""
