@@ -139,7 +139,7 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 	@$(venv)/bin/mypy
 	@git ls-files -z | xargs -0 $(venv)/bin/codespell
 	@awk -f scripts/make/docs-width.awk $$(git ls-files "*.md")
-	@$(venv)/bin/shellcheck images/triton/serve.sh deploy/kubernetes/*.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
+	@$(venv)/bin/shellcheck images/triton/serve.sh bench/gpu/run.sh deploy/kubernetes/*.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
 	@$(python) -m triton_transformers.dashboards --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
