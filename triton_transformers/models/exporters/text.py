@@ -449,6 +449,8 @@ def encoder_of_format(model: TextModel, inputs: list[Config], outputs: list[Conf
     if model.mask:
         parameters["mask_token_id"] = model.hugging_face_tokenizer.mask_token_id
     parameters |= model.layers
+    if model.job.profile == "cuda":
+        parameters.pop("dtype", None)  # the server measures which precision is fastest
     if model.job.trust_remote_code:
         parameters["trust_remote_code"] = 1
     return batched("transformers", max_batch(model), inputs, outputs, "KIND_AUTO"), parameters
