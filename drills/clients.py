@@ -172,8 +172,10 @@ def steady_load(connect: Callable[[], Clients], known: KnownVectors) -> Load:
             route = routes[place]
             if waiting[route] < MAXIMUM_WAITING:
                 waiting[route] += 1
-                await load.send(route, clients.send(route, [(turn + place) % len(TEXTS)], known))
-                waiting[route] -= 1
+                try:
+                    await load.send(route, clients.send(route, [(turn + place) % len(TEXTS)], known))
+                finally:
+                    waiting[route] -= 1
 
         await load.open_loop(RATE * len(routes), send)
         await clients.aclose()

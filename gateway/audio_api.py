@@ -152,7 +152,7 @@ def call_parameters(system: System, body: TranscriptionBody, generation: dict[st
     parameters = {"prompt": own.pop("prompt")} if "prompt" in own else {}
     if options := own | generation:
         parameters["generate_kwargs"] = options
-    if body.temperature and len({*body.timestamp_granularities}) > 1:  # segments and words are of two runs
+    if body.temperature and len({*body.timestamp_granularities}) > 1:  # two runs must sample the same text
         parameters["seed"] = random.randrange(SEEDS)
     if system.is_whisper and system.speech_model not in TIMESTAMPS:
         parameters["chunk_length_s"] = CHUNK_S

@@ -557,9 +557,12 @@ class TextCompletionsForm(CompletionsForm):
         return self.texts[chunk.choice].fields(chunk)
 
 
-def probability(chunk: Chunk) -> float:
-    """Return the probability of the text's tokens. The model reports none for the token that ends the text."""
-    return math.exp(sum(token.logprob for token in chunk.logprobs or ()))
+def probability(chunk: Chunk) -> float | None:
+    """Return the probability of the text's tokens, or None if there are none.
+
+    The model reports none for the token that ends the text.
+    """
+    return math.exp(sum(token.logprob for token in chunk.logprobs)) if chunk.logprobs else None
 
 
 def details(chunk: Chunk) -> dict[str, Any]:

@@ -38,13 +38,14 @@ async def moderate(request: Request) -> Response:
     gateway, body, system = await read(request, ModerationsBody, "classify")
     texts = texts_only(read_rows(gateway, system, body.input, "input"), "input")
     found = categories(system)
-    parts = await windows(gateway, system, texts)
+    parts = await split_into_windows(gateway, system, texts)
     if any(isinstance(element, Part) for element in body.input):
         parts = [[row for part in parts for row in part]]
     rows = [row for part in parts for row in part]
     if len(rows) > gateway.limits.texts:
         message = (
-            f"'input' is {len(rows)} times as long as the model reads; at most {gateway.limits.texts} are possible."
+            f"'input' makes {len(rows)} windows of the length that the model reads; at most {gateway.limits.texts} are "
+            "allowed (GATEWAY_TEXTS). Send fewer or shorter texts."
         )
         raise ApiError(400, message, "input", "too_many_inputs")
     answers = await encoders.classify(gateway, system, [(row, "") for row in rows], "input")
@@ -66,7 +67,7 @@ async def moderate(request: Request) -> Response:
     return json_response(answer | {"usage": answers.usage()})
 
 
-async def windows(gateway: Gateway, system: System, texts: Sequence[str]) -> list[list[Row]]:
+async def split_into_windows(gateway: Gateway, system: System, texts: Sequence[str]) -> list[list[Row]]:
     """Return each text as the rows that the model reads: itself, or windows of its tokens if it is too long."""
     if not system.can(["tokens"]):  # until `make models` assembles it again
         return [[text] for text in texts]

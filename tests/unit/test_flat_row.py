@@ -208,6 +208,12 @@ def test_recorded_sizes_end_where_they_save_no_time(pb_utils):
     assert answered == [[48], [48], [96], [96], [128, 64], [128, 64]]
 
 
+def test_attention_that_pads_is_not_recorded(load, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("shared.flat_run"), "should_run_flat", lambda mask, device: True)
+    model = load("MPNetModel", "sentence_embedding", engine="torch-flat")
+    assert model.record_runs(model.encoder).endswith("(its attention pads the texts)")
+
+
 @pytest.mark.parametrize("wrong", ["answer", "error"])
 def test_wrong_graph_is_left_out(pb_utils, wrong):
     ladder = importlib.import_module("shared.flat_graphs").Ladder(None)
@@ -269,6 +275,22 @@ def test_measured_precision(pb_utils, trials, chosen):
     assert measured["precision"] == chosen
     if not trials["bf16"]:
         assert "bf16: no kernel for bf16; torch-flat-f16 2000.0 ms, cosine 1.00000" in measured["reason"]
+
+
+@pytest.mark.parametrize("trial", ["no memory", "not finite"])
+def test_float32_stays_if_it_cannot_be_measured(pb_utils, monkeypatch, trial):
+    torch_choice = importlib.import_module("shared.torch_choice")
+    monkeypatch.setattr(torch_choice, "choices", lambda *_: (True, ("f32", "bf16")))
+
+    def attempt(precision: str) -> Any:
+        if trial == "no memory":
+            raise MemoryError(trial)
+        return torch_choice.Trial("torch-flat", [np.full((1, 20), np.nan)], 1.0)
+
+    precision, reason = torch_choice.choose("m-1", None, parameters(), attempt)
+    assert precision == "f32"
+    assert reason.startswith("not measured: ")
+    assert reason.endswith(trial)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import soxr
 from PIL import Image
 
 from shared.media import MediaDecoder
-from shared.types import BadRequest
+from shared.types import BadRequest, Busy
 from shared.worker_process import WorkerEnded, WorkerProcess
 from tests.support.python_backend import parameters
 from triton_transformers import example_media
@@ -201,10 +201,18 @@ def test_decoded_bytes_are_bounded_until_their_arrays_are_freed():
     size = 48 * 64 * 3
     decoder = MediaDecoder(parameters(max_decoded_bytes=2 * size))
     kept = [decode(decoder, "image", png()) for _ in range(2)]
-    with pytest.raises(BadRequest, match=f"row 0: decoded it has {size} bytes.* max_decoded_bytes={2 * size}"):
+    with pytest.raises(Busy, match=f"all requests exceed max_decoded_bytes={2 * size}"):
         decode(decoder, "image", png())
     kept.pop()
     assert np.array_equal(decode(decoder, "image", png()), kept[0])
+    decoder.close()
+
+
+def test_file_that_exceeds_the_decoded_bytes_alone_is_refused():
+    size = 48 * 64 * 3
+    decoder = MediaDecoder(parameters(max_decoded_bytes=size - 1))
+    with pytest.raises(BadRequest, match=f"row 0: decoded it has {size} bytes, too many for"):
+        decode(decoder, "image", png())
     decoder.close()
 
 

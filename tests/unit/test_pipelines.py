@@ -7,7 +7,8 @@ import io
 import json
 import re
 import shutil
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,16 @@ def test_bad_image_gets_its_own_error_and_neighbours_are_right(serve):
     (answer,) = answers(served.alone([tensors(image=PICTURE)]))
     assert {entry["label"] for entry in answer} <= {"calm", "cross", "glad"}
     assert np.asarray(good[0].value).shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize(("patience", "alone", "kinds"), [(60, {}, {"bytes"}), (0.1, {"seed": 0}, {"BadRequest"})])
+def test_rows_that_run_alone_run_side_by_side_without_a_seed(serve, monkeypatch, patience, alone, kinds):
+    backend = serve("image-segmentation")[0].models["m"].backend
+    both = threading.Barrier(2, timeout=patience)
+    monkeypatch.setattr("shared.pipeline_backend.run", lambda *_: [both.wait()])
+    monkeypatch.setattr(backend, "batch_size", 1)
+    monkeypatch.setattr(backend, "pool", ThreadPoolExecutor(2))
+    assert {type(answer).__name__ for answer in backend.call([PICTURE, PICTURE], alone)} == kinds
 
 
 def test_row_that_the_pipeline_refuses_fails_alone(serve):

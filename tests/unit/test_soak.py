@@ -301,7 +301,9 @@ def test_steady_load_lets_few_requests_wait_on_a_slow_route(monkeypatch) -> None
             raise RefusedError("503")
 
     with steady_load(SlowClients, KNOWN) as load:
+        end = time.monotonic() + 60
         while [one.route for one in load.outcomes].count(GATEWAY) < 5:
+            assert time.monotonic() < end, "the other routes wait too"
             time.sleep(0.01)
         waiting = len(begun)
         is_over.set()

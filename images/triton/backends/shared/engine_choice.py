@@ -117,7 +117,7 @@ def engine_choices(config: ModelConfig) -> tuple[str, ...]:
 
 
 def engine_setting() -> str:
-    """Return the engine of all models that choose none themselves. It may be one of the others, which run elsewhere."""
+    """Return the engine of all models that choose none themselves. It may name an engine of another kind of model."""
     setting = os.environ.get("TRITON_ENGINE") or "auto"
     if setting not in (names := (*CHOICES, *TORCH_CHOICES)):
         raise ConfigError(f"TRITON_ENGINE must be one of {', '.join(names)}, not '{setting}'")

@@ -12,7 +12,7 @@ from shared.flat_row import check_alike
 from shared.flat_run import CURRENT, FlatRun, NeedsPadding, Tensor, current
 from shared.types import Array
 
-# The tokens of the recorded runs. A larger one is not tried once a recorded run is no faster.
+# The tokens of the recorded runs. Ladder tries no larger one after one that saves no time.
 LADDER = tuple(2**power for power in range(6, 15))
 # A graph has the same blocks at each replay: few for each text if texts are short, and few texts if they are long.
 # FlashAttention computes so many tokens of a text in one block.
@@ -41,7 +41,8 @@ class RecordedRun:
     def __init__(
         self, forward: Callable[..., Any], inputs: dict[str, Any], tokens: int, longest: int, texts: int
     ) -> None:
-        if any(isinstance(value, Tensor) and value.shape[0] > 1 for value in inputs.values()):
+        row_shape = inputs["input_ids"].shape
+        if any(isinstance(value, Tensor) and value.shape != row_shape for value in inputs.values()):
             raise NeedsPadding("its attention pads the texts")
         self.forward, self.tokens, self.texts = forward, tokens, texts
         # What former texts leave in these tensors is valid, so that only new texts need to be copied.
@@ -127,7 +128,7 @@ class Ladder:
         run: Callable[[list[int]], list[Array]],
         fastest: Callable[[Callable[[], object]], float],
     ) -> str:
-        """Record ever larger runs while they save time and the answers stay. Return what came of it.
+        """Record ever larger runs while they save time and the answers stay. Return how many, and why no more.
 
         `run` answers texts of these lengths, of up to `longest` tokens. `fastest` times a call.
         """

@@ -68,7 +68,7 @@ class GenerationFront(Backend):
         self.has_rows = config.get("max_batch_size", 0) > 0
         self.waiting: set[Waiting] = set()
         self.lock = threading.Lock()  # no thread may ask Triton about a request after its last response
-        self.ended: deque[tuple[float, Iterator[pb_utils.InferenceResponse]]] = deque()  # since when
+        self.ended: deque[tuple[float, Iterator[pb_utils.InferenceResponse]]] = deque()  # with the times of their ends
         self.closed = threading.Event()
         try:
             if not pb_utils.is_model_ready(self.engine):
@@ -155,11 +155,13 @@ class GenerationFront(Backend):
         The engine sends empty responses before, and Triton may send one at the end.
         """
         responses, answer = call.exec(decoupled=True), None
-        for response in responses:
-            hear()
-            if response.has_error() or response.output_tensors():
-                answer = response
-        self.ended.append((time.monotonic(), responses))
+        try:
+            for response in responses:
+                hear()
+                if response.has_error() or response.output_tensors():
+                    answer = response
+        finally:
+            self.ended.append((time.monotonic(), responses))
         if answer is None:
             raise RuntimeError(f"model '{self.engine}' sent no answer")
         return answer

@@ -13,7 +13,7 @@ import numpy as np
 
 from shared.media_worker import DECODE_SECONDS
 from shared.parameters import int_parameter, usable_cpus
-from shared.types import Array, BadRequest, ModelConfig
+from shared.types import Array, BadRequest, Busy, ModelConfig
 from shared.worker_process import WorkerEnded, WorkerProcess
 
 # Parameters of the model's configuration, with their defaults.
@@ -66,13 +66,12 @@ class DecodedBytes:
         self.lock = threading.RLock()  # a thread that holds it may free an array
 
     def hold(self, decoded: Array) -> None:
-        """Count the bytes of an array until it is freed. Raise BadRequest if there are too many."""
+        """Count the bytes of an array until it is freed. Raise BadRequest, or Busy if others leave too few."""
+        if decoded.nbytes > self.limit:
+            raise BadRequest(f"decoded it has {decoded.nbytes} bytes, too many for max_decoded_bytes={self.limit}")
         with self.lock:
             if self.used + decoded.nbytes > self.limit:
-                raise BadRequest(
-                    f"decoded it has {decoded.nbytes} bytes, with the other files at work too many for "
-                    f"max_decoded_bytes={self.limit}: send fewer or smaller files at once"
-                )
+                raise Busy(f"the decoded files of all requests exceed max_decoded_bytes={self.limit}: try again later")
             self.used += decoded.nbytes
         weakref.finalize(decoded, self.release, decoded.nbytes)
 
@@ -100,7 +99,9 @@ class MediaWorker:
         try:
             self.memory.hold(decoded)
             self.file.seek(0)
-            self.file.readinto(decoded.data)
+            free = decoded.reshape(-1).view(np.uint8).data
+            while count := self.file.readinto(free):  # Linux reads at most 2 GiB at once
+                free = free[count:]
         finally:
             self.file.truncate(0)
         return decoded

@@ -6,8 +6,9 @@ import copy
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,9 +59,10 @@ class PipelineBackend(BatchBackend[list[Row]]):
             graph = plan.folder / GRAPH
             if graph.is_dir() and (plan.device.type, plan.dtype) == ("cpu", torch.float32):
                 use_graph(self.pipe.model, graph)
+        self.pool: ThreadPoolExecutor | None = None
         # Rows that run alone run side by side, unless they need a tokenizer, which serves one thread at a time.
-        is_parallel = self.batch_size == 1 and self.pipe.tokenizer is None
-        self.map = ThreadPoolExecutor(torch.get_num_threads()).map if is_parallel else map
+        if self.batch_size == 1 and self.pipe.tokenizer is None and plan.device.type == "cpu":
+            self.pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=partial(torch.set_num_threads, 1))
         self.media = MediaDecoder(config)
         self.inputs = Inputs(config, self.decode)
 
@@ -91,7 +93,10 @@ class PipelineBackend(BatchBackend[list[Row]]):
         """Yield the answer of each value. If a batch fails, its rows run alone, so that only one gets the error."""
         size = 1 if ALONE & parameters.keys() else self.batch_size
         batches = [values[start : start + size] for start in range(0, len(values), size)]
-        for answers in self.map(lambda batch: list(self.call_together(batch, parameters)), batches):
+        each: Callable[..., Iterator[Any]] = map
+        if self.pool and len(batches) > 1 and not ALONE & parameters.keys():
+            each = self.pool.map
+        for answers in each(lambda batch: list(self.call_together(batch, parameters)), batches):
             yield from answers
 
     def call_together(self, batch: list[Any], parameters: dict[str, Any]) -> Iterator[bytes | Exception]:

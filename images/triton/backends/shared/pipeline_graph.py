@@ -125,6 +125,7 @@ class Graph:
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             **UNPINNED,
         }
+        self.lock = threading.Lock()  # a compiled graph answers one call at a time
         self.compiled = openvino.Core().compile_model(folder / FILE, "CPU", settings)
         self.form = Description(**json.loads((folder / DESCRIPTION).read_text()))
         self.output_class = getattr(importlib.import_module(self.form.module), self.form.name)
@@ -137,7 +138,8 @@ class Graph:
         return [call.tensors[name] for name in self.form.inputs]
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        arrays = self.compiled([tensor.numpy() for tensor in inputs], share_inputs=True).to_tuple()
+        with self.lock:
+            arrays = self.compiled([tensor.numpy() for tensor in inputs], share_inputs=True).to_tuple()
         return list(map(torch.from_numpy, arrays))
 
 

@@ -57,6 +57,7 @@ class TextEncoder(PackedEncoder):
 
         def load(precision: str) -> None:
             nonlocal reason, loaded
+            loaded = ""  # a load that fails leaves no model
             self.load_model(config, args, torch_choice.PRECISIONS[precision])
             reason = self.run_flat(encoder, config) if may_run_flat else ""
             loaded = precision
@@ -94,7 +95,7 @@ class TextEncoder(PackedEncoder):
         self.is_flat = False
         torch_choice.free_cuda()
         self.model = pretrained.load(pretrained.model_class(config, "AutoModel"), config, args, precision)
-        self.model.config.get_text_config().use_cache = False  # no text goes on
+        self.model.config.get_text_config().use_cache = False  # an encoder generates no tokens
         self.call = pretrained.method(self.model, config)
         # Packing needs the mask even for a model that takes none, such as FNet.
         self.accepted = inspect.signature(self.call).parameters

@@ -63,9 +63,12 @@ def choose(name: str, planned: Plan, config: ModelConfig, attempt: Callable[[str
     def key() -> Measured:
         return depends_on(planned, config) | {"measuring": VERSION, "choices": [flat, *precisions]}
 
-    decision = measurements.recall_or_measure(
-        f"{name}-precision", key, lambda: measure(precisions, attempt), lambda kept: kept["precision"] in precisions
-    )
+    try:
+        decision = measurements.recall_or_measure(
+            f"{name}-precision", key, lambda: measure(precisions, attempt), lambda kept: kept["precision"] in precisions
+        )
+    except Exception as error:  # if requests would fail too, the load raises it again
+        return precisions[0], f"not measured: {' '.join(str(error).split())}"
     return decision["precision"], decision["reason"]
 
 
@@ -98,6 +101,8 @@ def measure(precisions: tuple[str, ...], attempt: Callable[[str], Trial]) -> Mea
         expected = expected or trial.answers
         candidates[precision] = replace(likeness(expected, trial.answers), seconds=trial.seconds)
         figures.append(f"{trial.engine}-{precision} {candidates[precision]}")
+    if not candidates[precisions[0]].agrees:
+        raise ValueError("its answers to random tokens are not finite")
     agreeing = {precision: candidate for precision, candidate in candidates.items() if candidate.agrees}
     fastest = min(candidate.seconds for candidate in agreeing.values())
     fast = [precision for precision, candidate in agreeing.items() if WORTHWHILE * candidate.seconds <= fastest]
