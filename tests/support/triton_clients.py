@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from types import ModuleType
 
 import numpy as np
 import tritonclient.http as httpclient
 import tritonclient.http.aio as http_aio
-from tritonclient.utils import shared_memory
+from tritonclient.utils import InferenceServerException, shared_memory
 
 from tests.support.stacks import TestStack
 
@@ -30,6 +31,18 @@ def ids_input(library: ModuleType, ids: np.ndarray = IDS):
     return tensor
 
 
+def unregister_all(client, headers: dict[str, str]) -> None:
+    """Unregister the regions of shared memory. Triton lets a request's regions go just after its response."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return client.unregister_system_shared_memory(headers=headers)
+        except InferenceServerException as error:
+            if "Failed to unregister" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 def exchange_over_shared_memory(client, library: ModuleType, headers: dict[str, str]) -> np.ndarray:
     """Send IDS to `lookup` in one region, and receive its answer in another."""
     sizes = {"ids": IDS.nbytes, "row": IDS.size * 4}
@@ -47,6 +60,6 @@ def exchange_over_shared_memory(client, library: ModuleType, headers: dict[str, 
         client.infer("lookup", [tensor], outputs=[output])
         return shared_memory.get_contents_as_numpy(regions["row"], np.float32, IDS.shape).copy()
     finally:
-        client.unregister_system_shared_memory(headers=headers)
+        unregister_all(client, headers)
         for region in regions.values():
             shared_memory.destroy_shared_memory_region(region)
