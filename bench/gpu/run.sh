@@ -122,7 +122,7 @@ generation() { logged generation "$python" -m bench.gpu.steps generation "$kit/r
 parity() {
   local dtype=${1:-bfloat16}
   shift || true
-  logged "parity-$dtype" "$python" -m bench.gpu.parity "$kit/results/parity" "$dtype" --seconds "$limit_s" "$@"
+  logged "parity-$dtype" "$python" -m bench.gpu.half_precision "$kit/results/parity" "$dtype" --seconds "$limit_s" "$@"
 }
 
 # Ends the stacks of a step that was interrupted, which would keep the GPU's memory.

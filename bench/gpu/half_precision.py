@@ -31,7 +31,7 @@ CORES = 3  # of a stack
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu.parity", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.half_precision", description=__doc__)
     parser.add_argument("folder", type=Path, help="the results, a file for each row")
     parser.add_argument("dtype", choices=HALF_TOLERANCES)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no stack that would need longer")
@@ -74,7 +74,7 @@ def measure_in_stacks(systems: list[str], folder: Path, dtype: str, seconds: flo
     def chunk(number: int) -> None:
         if time.monotonic() + CHUNK_S > deadline:
             return
-        call = [sys.executable, "-m", "bench.gpu.parity", str(folder), dtype, "--here", "--only"]
+        call = [sys.executable, "-m", "bench.gpu.half_precision", str(folder), dtype, "--here", "--only"]
         state = folder / f"state{number}"
         variables = os.environ | {"LOCAL_STATE": str(state), "TRITON_SETTINGS_NAMES": "LOCAL_STATE"}
         done = subprocess.run(
