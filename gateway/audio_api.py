@@ -24,8 +24,8 @@ OUTPUTS = "outputs"
 GRANULARITIES = "timestamp_granularities[]"
 # The kinds of models (the parameter `speech_model` of the configuration) -> the pieces of speech that they time.
 TIMESTAMPS: Mapping[str, tuple[str, ...]] = {"whisper": ("segment", "word"), "ctc": ("word",)}
-CHUNK_S = 30  # what Whisper hears at once; it needs timestamps for longer sounds, or chunks
-# The limit of seeds of pipelines.
+CHUNK_S = 30  # Whisper hears so much at once; it needs timestamps for longer sounds, or chunks
+# Pipelines take seeds below this.
 SEEDS = 1_000_000
 # The fields of OpenAI's segments that no pipeline reports.
 UNKNOWN = dict.fromkeys(("avg_logprob", "compression_ratio", "no_speech_prob"))

@@ -52,7 +52,7 @@ class System:
         # The ability tokens: the model returns the token ids of texts.
         others = {"chat": "messages" in self.inputs, "tokens": bool(tokenizing_model)}
         task = self.parameter("task") if config.backend == "pipeline" else ""
-        # Of a pipeline that recognizes speech: whisper, whisper_without_timestamps, ctc or "".
+        # A pipeline that recognizes speech has whisper, whisper_without_timestamps, ctc or "".
         self.speech_model = self.parameter("speech_model")
         others |= {
             "transcription": task == "automatic-speech-recognition",

@@ -18,16 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from bench.architectures import HALF_TOLERANCES, WAYS, all_models, measure
+from bench.gpu.ways import this_device
 from bench.small_models import SmallModel
 from triton_transformers.cli import err, out, print_table, run
 from triton_transformers.settings import ROOT, UserError
 
-ROWS = 6  # of a stack
-CHUNK_S = 150.0  # that a stack with its rows needs
-CORES = 3  # of a stack
+# Each stack has so many rows, needs so many seconds for them, and gets so many cores.
+ROWS, CHUNK_S, CORES = 6, 150.0, 3
 
 
 def main() -> None:
@@ -56,12 +54,11 @@ def result_file(folder: Path, system: str) -> Path:
 
 
 def measure_here(models: list[SmallModel], folder: Path, dtype: str) -> None:
-    profile = "cuda" if torch.cuda.is_available() else "cpu"
-    # In half precision a generated text may differ from its second token on, so these models compute in float32.
+    # Half precision may change a generated text from its second token on, so these models compute in float32.
     generators = [model for model in models if model.task == "text-generation"]
     encoders = [model for model in models if model not in generators]
     for group, precision in ((encoders, dtype), (generators, "")):
-        for result in measure(group, precision, PROFILE=profile) if group else ():
+        for result in measure(group, precision, PROFILE=this_device()) if group else ():
             facts = {"cells": result.cells, "is_right": result.is_right, "refused": bool(result.refusal)}
             result_file(folder, result.model.system).write_text(json.dumps(facts) + "\n")
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bench.comparisons import fetch_embedding
-from bench.gpu.ways import OWN, TOKEN_BUDGET, WAYS, Checkpoint, Load, Missing, Way
+from bench.gpu.ways import OWN, TOKEN_BUDGET, WAYS, Checkpoint, Load, Missing, Way, this_device
 from bench.tables import in_turns, spread
 from triton_transformers.answers import smallest_cosine
 from triton_transformers.cli import err, out, print_table, run
@@ -81,7 +81,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(name: str) -> dict[str, Any]:
     """Return the figures of a model: for each load and way, the tokens per second of each round."""
-    device, rounds = ("cuda", ROUNDS) if torch.cuda.is_available() else ("cpu", 1)
+    device = this_device()
+    rounds = ROUNDS if device == "cuda" else 1
     with folder() as work:
         with err.status(f"{name}: weights"):
             checkpoint = save(name, work / name / "1", device)

@@ -4,12 +4,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-# What `pack` writes, in parts that travel one by one.
+# `pack` writes parts here, which travel one by one.
 parts=${GPU_KIT_PARTS:-.local/gpu-kit}
-# What the machine keeps between steps.
+# The machine keeps this folder between steps.
 kit=${GPU_KIT:-/tmp/gpu-kit}
 python=$kit/venv/bin/python
-# The machine's Python, whose PyTorch has CUDA.
+# This Python of the machine has a PyTorch with CUDA.
 bare=${BARE_PYTHON:-python3}
 bare_version=${BARE_VERSION:-3.12}
 part_mib=${PART_MIB:-52}
@@ -80,7 +80,7 @@ install() {
   machine
 }
 
-# The libraries that the Python processes of Triton look for.
+# Triton's Python processes look for their libraries here.
 export LD_LIBRARY_PATH=$kit/wheels${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LOCAL_STATE=$kit/state TRITON_SETTINGS_NAMES=LOCAL_STATE
 export PYTHONUNBUFFERED=1
@@ -133,7 +133,7 @@ end_stacks() {
   done < <(grep -lszE "^STATE=$kit/" /proc/[0-9]*/environ)
 }
 
-# Puts what there is so far into $OUT: a page to read, and all files.
+# Puts all results so far into $OUT: a page to read, and the files.
 report() {
   local out=${OUT:-$kit/out} file
   mkdir -p "$out"

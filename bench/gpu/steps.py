@@ -17,13 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bench import comparisons
 from bench.architectures import measure as measure_parity
 from bench.architectures import set_dtype
 from bench.clients import Clients, measure
 from bench.gpu.rates import save
+from bench.gpu.ways import this_device
 from bench.small_models import SmallModel
 from triton_transformers.cli import err, out, print_table, run
 from triton_transformers.own_stack import command, environment, folder, server
@@ -36,18 +35,14 @@ WARMUP_S = 1.0
 
 
 def is_cuda() -> bool:
-    return torch.cuda.is_available()
-
-
-def profile() -> str:
-    return "cuda" if is_cuda() else "cpu"
+    return this_device() == "cuda"
 
 
 @contextlib.contextmanager
 def minilm() -> Iterator[dict[str, str]]:
     """Serve MiniLM as the system `minilm`, in bfloat16 on a GPU. Yield the variables of its stack."""
     with folder() as work:
-        checkpoint = save("MiniLM", work / "weights/1", profile())
+        checkpoint = save("MiniLM", work / "weights/1", this_device())
         variables = stack(work, "minilm", checkpoint.folder, "python", "sentence-similarity")
         set_dtype("minilm", Path(variables["MODEL_REPOSITORY"]), checkpoint.dtype)
         with server(variables):
@@ -56,7 +51,7 @@ def minilm() -> Iterator[dict[str, str]]:
 
 def stack(work: Path, system: str, source: Path, form: str, task: str) -> dict[str, str]:
     """Assemble a system, and return the variables of the stack that serves it."""
-    variables = environment(work, PROFILE=profile(), SYSTEMS=system, SYSTEM=system)
+    variables = environment(work, PROFILE=this_device(), SYSTEMS=system, SYSTEM=system)
     command("models", variables | {"SOURCE": str(source), "FORMAT": form, "TASK": task})
     return variables
 
@@ -113,7 +108,7 @@ def generation(reports: Path) -> None:
     form = "vllm" if is_cuda() and importlib.util.find_spec("vllm") else "python"
     # vLLM's attention takes heads of at least 32.
     gpt2 = SmallModel("GPT2LMHeadModel", "text-generation", tokenizer="byte-level", fields={"n_embd": 128})
-    (parity,) = measure_parity([replace(gpt2, formats=(form,))], PROFILE=profile())
+    (parity,) = measure_parity([replace(gpt2, formats=(form,))], PROFILE=this_device())
     out.print(" | ".join(parity.cells), markup=False)
     with folder() as work:
         variables = stack(work, "story", gpt2.save(work / "gpt2"), form, "text-generation")

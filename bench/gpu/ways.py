@@ -275,6 +275,11 @@ WAYS: dict[str, Callable[[Checkpoint], contextlib.AbstractContextManager[Way]]] 
 # --- shared -----------------------------------------------------------------------------------------------------------
 
 
+def this_device() -> str:
+    """Return the device on which this machine measures."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def is_cuda(checkpoint: Checkpoint) -> bool:
     return checkpoint.device == "cuda"
 

@@ -26,7 +26,7 @@ CHOICES = {
     "openvino": (F32, BF16),
     **{name: (name,) for name in (ONNX_RUNTIME, F32, BF16)},
 }
-# The same for text encoders on PyTorch: without padding or with it, and in any precision or in this one.
+# Text encoders on PyTorch choose from these: without padding or with it, in any precision or in the named one.
 FLAT, PADDED = "torch-flat", "torch-padded"
 TORCH_PRECISIONS = ("f32", "bf16", "f16")
 TORCH_CHOICES = (FLAT, PADDED, *(f"{form}-{precision}" for form in (FLAT, PADDED) for precision in TORCH_PRECISIONS))

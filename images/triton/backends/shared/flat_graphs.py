@@ -45,7 +45,7 @@ class RecordedRun:
         if any(isinstance(value, Tensor) and value.shape != row_shape for value in inputs.values()):
             raise NeedsPadding("its attention pads the texts")
         self.forward, self.tokens, self.texts = forward, tokens, texts
-        # What former texts leave in these tensors is valid, so that only new texts need to be copied.
+        # Former texts leave valid ids in these tensors, so that only new texts need to be copied.
         self.inputs = {
             name: value.new_zeros(1, tokens) if isinstance(value, Tensor) else value for name, value in inputs.items()
         }

@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any, cast
 
-import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from shared.flat_run import CURRENT
-
-Tensor = torch.Tensor
+from shared.flat_run import CURRENT, Tensor
 
 
 def is_mpnet(base: Any) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from shared.engine_choice import Candidate
 from shared.flat_mpnet import flatten_mpnet, is_mpnet
-from shared.flat_run import CURRENT, FlatRun, NeedsPadding
+from shared.flat_run import CURRENT, FlatRun, NeedsPadding, Tensor
 from shared.lean_transformers import transformers
 from shared.packing import equal_lengths
 from shared.types import Array, Tensors
@@ -26,12 +26,11 @@ ATTENTION = "flat"
 MINIMUM_COSINE = 0.9995
 # The tokens of the texts that are compared, if the model takes as many: the last one is longer than most windows.
 SAMPLE_LENGTHS = (1, 2, 9, 17, 64, 300)
-# The texts that are timed: a run that keeps a GPU busy.
+# A measurement times so many texts of so many tokens, which keep a GPU busy.
 TIMED_TEXTS, TIMED_LENGTH = 64, 64
 LABELS = 16  # an output with fewer numbers for each text is no vector
 # The arguments of an attention that the kernel for texts of unequal length lacks.
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-Tensor = torch.Tensor
 
 # --- attention --------------------------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class TextEncoder(PackedEncoder):
         return " ".join(str(failure).split()) or type(failure).__name__
 
     def present_answers(self, encoder: Encoder, feed: Tensors) -> list[Array]:
-        """Return the answers, with zeros for padding: what a model answers to that does not matter."""
+        """Return the answers, with zeros for padding, because the model's answers to it do not matter."""
         answers = self.forward(encoder.outputs, feed)
         for name, answer in zip(encoder.outputs, answers, strict=True):
             if name in encoder.per_token:
