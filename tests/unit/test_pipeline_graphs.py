@@ -64,6 +64,10 @@ def test_speech_is_recognized_as_by_pytorch(assemble, tmp_path):
             requests = [request(wav(samples), options) for samples in sounds]
             assert is_same(answers(served.alone(requests)), expected, 1e-3)
             assert is_same(answers(served.together(requests)), expected, 1e-3)
+        with_language = options | {"return_language": True}
+        spoken = answers(served.together([request(wav(samples), with_language) for samples in sounds]))
+        assert all(chunk.pop("language") for answer in spoken for chunk in answer["chunks"])
+        assert is_same(spoken, expected, 1e-3)  # the times of words are those without the language
         served.close()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from shared.lean_transformers import transformers
 from shared.types import Array, BadRequest
@@ -122,6 +123,8 @@ def speech_recognition() -> Any:
         """Takes Whisper's prompt as a text, where transformers' own takes the ids of its tokens.
 
         As in OpenAI's program, only its last tokens count: with others, the answer would not fit the network.
+        Times of words beside the language are those without it. Transformers' own puts the token of the language before
+        the others and no time before theirs, so that each word has the next one's time and the last may have none.
         """
 
         def _sanitize_parameters(self, prompt: str | None = None, **others: Any) -> Any:
@@ -131,6 +134,12 @@ def speech_recognition() -> Any:
                 prompt_ids = torch.tensor([start, *last], device=self.device)
                 others["generate_kwargs"] = {**others.get("generate_kwargs", {}), "prompt_ids": prompt_ids}
             return super()._sanitize_parameters(**others)
+
+        def _forward(self, inputs: Any, **options: Any) -> Any:
+            outputs = super()._forward(inputs, **options)
+            if "lang_id" in outputs and "token_timestamps" in outputs:
+                outputs["token_timestamps"] = [pad(times, (1, 0)) for times in outputs["token_timestamps"]]
+            return outputs
 
     return Recognition
 
