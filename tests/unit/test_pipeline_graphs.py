@@ -68,6 +68,12 @@ def test_speech_is_recognized_as_by_pytorch(assemble, tmp_path):
         spoken = answers(served.together([request(wav(samples), with_language) for samples in sounds]))
         assert all(chunk.pop("language") for answer in spoken for chunk in answer["chunks"])
         assert is_same(spoken, expected, 1e-3)  # the times of words are those without the language
+        sampled = {"seed": 3, "return_language": True, "generate_kwargs": {"temperature": 0.7, "max_new_tokens": 6}}
+        of_segments, of_words = (
+            answers(served.alone([request(wav(sounds[3]), sampled | {"return_timestamps": one})]))[0]["text"]
+            for one in (True, "word")
+        )
+        assert of_segments == of_words != expected[3]["text"]
         served.close()
 
 
