@@ -367,6 +367,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         """Return the seconds that each row adds, in ascending order of their lengths, if no others run with them."""
         if len(lengths) == 1:
             return self.seconds_alone(int(lengths[0]))
+        if self.encoder.is_flat and len(lengths) * lengths.max() <= self.tokens_of_run:  # one run
+            return np.full(len(lengths), self.cost(lengths.sum(keepdims=True), 1) / len(lengths))
         lengths = np.sort(self.rounded(lengths))
         seconds = np.zeros(len(lengths))
         if self.encoder.is_flat:
@@ -448,7 +450,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
     def stack(self, name: str, results: list[Array], texts: TokenRequest) -> Array:
         """Return one request's rows of an output. A per-token output is padded to the width of the request."""
         if name not in self.encoder.per_token:
-            return np.stack(results)
+            return np.stack(results) if len(results) > 1 else results[0][None]
         out: Array = np.zeros((len(results), texts.width, *results[0].shape[1:]), results[0].dtype)
         for i, result in enumerate(results):
             end = texts.lengths[i]

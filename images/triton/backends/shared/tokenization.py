@@ -271,6 +271,10 @@ class Tokenization:
     def shortened(self, rows: list[Any]) -> list[Any] | None:
         """Shorten the texts of one request. Return None if it takes long to find out where, or to tokenize them."""
         left = REQUEST_CHARACTERS * self.max_length
+        if all(isinstance(row, str) for row in rows):
+            lengths = [*map(len, rows)]
+            if max(lengths, default=0) <= CHARACTERS * self.shortener.needed and sum(lengths) <= left:
+                return rows
         shortened = []
         for row in rows:
             short = self.shortened_row(row, TEXT_CHARACTERS * self.max_length)
@@ -337,7 +341,7 @@ class Tokenization:
             requests = [[window for first in request for window in (first, *first.overflowing)] for request in requests]
         lengths = [len(encoding) for request in requests for encoding in request]
         longest = max(lengths, default=0)
-        outputs = [self.padded(request, longest) | more for request, more in zip(requests, pairs, strict=True)]
+        outputs = [own | more for own, more in zip(self.padded(requests, longest), pairs, strict=True)]
         for rows, request, tensors in zip(jobs, requests, outputs, strict=True):
             self.complete(rows, request, tensors)
         if tracing.sender:
@@ -503,24 +507,37 @@ class Tokenization:
                     f"first {self.max_length} tokens; text {row} has it {count} times"
                 )
 
-    def padded(self, encodings: list[Encoding], longest: int) -> Tensors:
-        """Return one request's rows as tensors. `longest`: the longest row of the execution."""
-        lengths = [len(encoding) for encoding in encodings]
-        width = self.width(encodings, longest)
-        tensors: Tensors = {}
-        for name, dtype in self.dtypes.items():
-            if name not in FIELDS:
-                continue
-            tail = (2,) if "offsets" in name else ()
-            tensors[name] = np.full((len(encodings), width, *tail), self.pad_values[name], dtype)
-            for row, (encoding, length) in enumerate(zip(encodings, lengths, strict=True)):
-                cells = slice(width - length, width) if self.pad_left else slice(0, length)
-                tensors[name][row, cells] = FIELDS[name](encoding)
-        if PAST in self.dtypes:
-            tensors[PAST] = np.empty((len(encodings), 0), self.dtypes[PAST])
-        if TOKEN_COUNT in self.dtypes:
-            tensors[TOKEN_COUNT] = np.array(lengths, self.dtypes[TOKEN_COUNT]).reshape(-1, 1)
+    def padded(self, requests: list[list[Encoding]], longest: int) -> list[Tensors]:
+        """Return the rows of each request as tensors. `longest`: the longest row of the execution."""
+        encodings = [encoding for request in requests for encoding in request]
+        # One array for the tokens of all texts: NumPy's time for a small array is longer than that for its numbers.
+        values = {
+            name: np.array(list(itertools.chain.from_iterable(map(FIELDS[name], encodings))), dtype)
+            for name, dtype in self.dtypes.items()
+            if name in FIELDS
+        }
+        tensors, first = [], 0
+        for request in requests:
+            lengths = np.fromiter(map(len, request), np.int64, len(request))
+            end, width = first + int(lengths.sum()), self.width(request, longest)
+            rows = {name: self.rectangle(name, array[first:end], lengths, width) for name, array in values.items()}
+            if PAST in self.dtypes:
+                rows[PAST] = np.empty((len(request), 0), self.dtypes[PAST])
+            if TOKEN_COUNT in self.dtypes:
+                rows[TOKEN_COUNT] = lengths[:, None].astype(self.dtypes[TOKEN_COUNT])
+            tensors.append(rows)
+            first = end
         return tensors
+
+    def rectangle(self, name: str, values: Array, lengths: Array, width: int) -> Array:
+        """Return the values of the tokens of consecutive texts as rows of this width."""
+        shape = (len(lengths), width, *((2,) if "offsets" in name else ()))
+        if len(values) == len(lengths) * width:
+            return values.reshape(shape)
+        cells = np.arange(width) < lengths[:, None]
+        rows = np.full(shape, self.pad_values[name], values.dtype)
+        rows[cells[:, ::-1] if self.pad_left else cells] = values
+        return rows
 
     def width(self, encodings: list[Encoding], longest: int) -> int:
         """Return how many tokens a request's rows have with their padding."""
