@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Callable
 from functools import partial
 
@@ -16,14 +17,22 @@ from bench import (
     speech_rates,
     tracing_cost,
 )
-from bench.gpu import rates
+from bench.gpu import rates, steps
 from bench.peers import rotation
 from triton_transformers.cli import run
+from triton_transformers.settings import Settings
 
 
 def generation() -> None:
     generation_rates.run()
     generation_peers.run()
+
+
+def gpu() -> None:
+    reports = Settings.load().reports / "bench/gpu"
+    shutil.rmtree(reports, ignore_errors=True)
+    rates.main(reports / "rates")
+    steps.served(reports)
 
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
@@ -33,7 +42,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "architectures": architectures.run,
     "peers": rotation.run,
     "engines": engine_rates.run,
-    "gpu": rates.main,
+    "gpu": gpu,
     "gateway": gateway_overhead.run,
     "tracing": tracing_cost.run,
 }

@@ -160,11 +160,17 @@ def prepare(
 
 def set_dtype(system: str, repository: Path, dtype: str) -> None:
     """Let the models of a system that run on PyTorch compute in this type."""
+    for config in edited_torch_models(system, repository):
+        config.parameters["dtype"].string_value = dtype
+
+
+def edited_torch_models(system: str, repository: Path) -> Iterator[ModelConfig]:
+    """Yield the configuration of each model of a system that runs on PyTorch, and write it back."""
     for model in models_of(system, repository):
         path = repository / model / "config.pbtxt"
         config = text_format.Parse(path.read_text(), ModelConfig())
         if config.backend == "transformers":
-            config.parameters["dtype"].string_value = dtype
+            yield config
             path.write_text(text_format.MessageToString(config))
 
 

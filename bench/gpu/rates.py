@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import random
-import shutil
 import statistics
 import sys
 import time
@@ -29,7 +28,6 @@ from triton_transformers.cli import err, out, print_table, run
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.exporters import served
 from triton_transformers.own_stack import folder
-from triton_transformers.settings import Settings
 
 LENGTHS = (20, 50, 128, 512)
 WORD = "the"  # one token
@@ -66,11 +64,8 @@ MODELS: dict[str, tuple[Callable[..., Any] | None, str]] = {
 }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure each model whose figures the folder of the first argument lacks, and print the figures of all."""
-    reports = Path(arguments[0]) if arguments else Settings.load().reports / "bench/gpu"
-    if not arguments:
-        shutil.rmtree(reports, ignore_errors=True)
+def main(reports: Path) -> None:
+    """Measure each model whose figures this folder lacks, and print the figures of all."""
     reports.mkdir(parents=True, exist_ok=True)
     for name in MODELS:
         path = reports / f"{name}.json"
@@ -230,4 +225,4 @@ def show(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run(lambda: main(sys.argv[1:]))
+    run(lambda: main(Path(sys.argv[1])))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import comparisons
+from bench.architectures import edited_torch_models, set_dtype
 from bench.architectures import measure as measure_parity
-from bench.architectures import set_dtype
 from bench.clients import Clients, measure
 from bench.gpu.rates import save
 from bench.gpu.ways import this_device
@@ -28,7 +29,7 @@ from triton_transformers.cli import err, out, print_table, run
 from triton_transformers.own_stack import command, environment, folder, server
 from triton_transformers.settings import MODES
 
-TEXTS, CLIENTS = (1, 8, 64), (1, 64, 512)
+TEXTS, CLIENTS, INSTANCES = (1, 8, 64), (1, 64, 512), (1, 2, 4)
 # One process of Python sends about 5,000 requests per second.
 CLIENT_PROCESSES = 8
 WARMUP_S = 1.0
@@ -40,13 +41,12 @@ def is_cuda() -> bool:
 
 @contextlib.contextmanager
 def minilm() -> Iterator[dict[str, str]]:
-    """Serve MiniLM as the system `minilm`, in bfloat16 on a GPU. Yield the variables of its stack."""
+    """Assemble MiniLM as the system `minilm`, in bfloat16 on a GPU. Yield the variables of its stack."""
     with folder() as work:
         checkpoint = save("MiniLM", work / "weights/1", this_device())
         variables = stack(work, "minilm", checkpoint.folder, "python", "sentence-similarity")
         set_dtype("minilm", Path(variables["MODEL_REPOSITORY"]), checkpoint.dtype)
-        with server(variables):
-            yield variables
+        yield variables
 
 
 def stack(work: Path, system: str, source: Path, form: str, task: str) -> dict[str, str]:
@@ -57,35 +57,47 @@ def stack(work: Path, system: str, source: Path, form: str, task: str) -> dict[s
 
 
 def served(reports: Path) -> None:
-    """Measure requests of several sizes from several numbers of clients."""
-    rounds, window_s = (3, 4.0) if is_cuda() else (1, 2.0)
+    """Measure requests of several sizes from several numbers of clients, to several numbers of instances."""
+    rounds, window_s, counts = (2, 3.0, INSTANCES) if is_cuda() else (1, 2.0, INSTANCES[:2])
     loads = [(texts, clients) for texts in TEXTS for clients in CLIENTS]
     if not is_cuda():  # a CPU needs minutes for the larger ones
         loads = [(1, 1), (1, 8), (8, 4)]
-    rates: dict[tuple[int, int], list[float]] = {}
-    p95: dict[tuple[int, int], list[float]] = {}
+    rates: dict[tuple[int, int, int], list[float]] = {}
+    p95: dict[tuple[int, int, int], list[float]] = {}
     with minilm() as variables:
         url = f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}"
-        for number in range(rounds):
-            for load in loads:
-                with err.status(f"round {number + 1} of {rounds}: {load[1]} clients, requests of {load[0]} texts"):
-                    rate, latency = window(url, *load, window_s)
-                rates.setdefault(load, []).append(rate)
-                p95.setdefault(load, []).append(latency)
+        for instances in counts:
+            for config in edited_torch_models("minilm", Path(variables["MODEL_REPOSITORY"])):
+                config.instance_group[0].count = instances
+            with server(variables):
+                for number, load in itertools.product(range(rounds), loads):
+                    step = f"{instances} instances, round {number + 1} of {rounds}"
+                    with err.status(f"{step}: {load[1]} clients, requests of {load[0]} texts"):
+                        rate, latency = window(url, *load, window_s)
+                    rates.setdefault((instances, *load), []).append(rate)
+                    p95.setdefault((instances, *load), []).append(latency)
     rows = [
         [
-            str(texts),
-            str(clients),
+            *map(str, load),
             f"{rate:.0f}",
-            f"{rate * texts:.0f}",
-            f"{statistics.median(p95[texts, clients]):.1f}",
+            f"{rate * load[1]:.0f}",
+            share(reports, rate * load[1]),
+            f"{statistics.median(p95[load]):.1f}",
         ]
-        for (texts, clients), measured in rates.items()
+        for load, measured in rates.items()
         for rate in [statistics.median(measured)]
     ]
-    columns = ("texts per request", "clients", "requests/s", "texts/s", "p95 ms")
+    columns = ("instances", "texts per request", "clients", "requests/s", "texts/s", "share", "p95 ms")
     print_table(columns, rows, text_columns=())
     write(reports, "served", {"columns": columns, "rows": rows, "rounds": rounds})
+
+
+def share(reports: Path, texts_per_second: float) -> str:
+    """Return the share of the rate of the model's matrix products alone, if `rates` has measured it."""
+    if not (path := reports / "rates/MiniLM.json").exists():
+        return ""
+    alone = json.loads(path.read_text())
+    return f"{texts_per_second * alone['mean_length']['mix'] / alone['matmul_tokens_per_second']:.3f}"
 
 
 def window(url: str, texts: int, clients: int, window_s: float) -> tuple[float, float]:
@@ -99,7 +111,7 @@ def window(url: str, texts: int, clients: int, window_s: float) -> tuple[float, 
 
 def loadtest(reports: Path) -> None:
     """Compare dynamic batching with the modes without it, as `make loadtest` does."""
-    with minilm() as variables:
+    with minilm() as variables, server(variables):
         report(reports, "loadtest", compare(variables))
 
 
