@@ -14,6 +14,7 @@ from bench import (
     gateway_overhead,
     generation_peers,
     generation_rates,
+    request_costs,
     speech_rates,
     tracing_cost,
 )
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "peers": rotation.run,
     "engines": engine_rates.run,
     "gpu": gpu,
+    "requests": request_costs.run,
     "gateway": gateway_overhead.run,
     "tracing": tracing_cost.run,
 }
