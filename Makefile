@@ -99,7 +99,7 @@ destroy-oci: packages-oci ## Delete the deployment and its models: DRY_RUN=1 pri
 
 ##@ Measuring
 
-loadtest: packages ## Serve SYSTEM, compare dynamic batching with the modes without it, and write a report: USERS, ROUNDS, MODES, PROTOCOL
+loadtest: packages ## Serve SYSTEM, compare dynamic batching with the modes without it, and write a report: USERS, ROUNDS, MODES, PROTOCOL; or its FORMATS
 	@$(stack) loadtest
 
 tune: packages ## Find the fastest configuration for a latency target on the running server: P95=100 or RATE=200, MINUTES, APPLY

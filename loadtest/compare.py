@@ -1,4 +1,4 @@
-"""make loadtest: compare dynamic batching with the other modes on the running server, and write the report."""
+"""make loadtest: compare the modes or the formats of a system on the running server, and write the report."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import report, statistics
-from loadtest.examples import ABOUT, Examples
+from loadtest.examples import ABOUT, Examples, ask
 from loadtest.generating import Reader
 from loadtest.locust_users import Job
 from loadtest.machine import OtherPrograms, host, pin
+from loadtest.quality import REQUESTS, quality
 from loadtest.report import GENERATING_HEADER, WINDOWS_HEADER, print_table, window_line
 from loadtest.statistics import Results
-from loadtest.switching import Capacity, Switch, Switched, composing, plan, restore_after_kill
+from loadtest.switching import Capacity, Switch, Switched, composing, plan, plan_formats, restore_after_kill
 from loadtest.telemetry import Metrics
 from loadtest.users import Users
 from loadtest.windows import Experiment, Plan, Window
@@ -50,6 +51,7 @@ class Comparison:
     server_version: str = ""
     cores: int = 0  # of the server
     left_out: dict[str, str] = field(default_factory=dict)  # mode -> why the server cannot be measured in it
+    quality: dict[str, dict[str, float]] = field(default_factory=dict)  # format -> its answers beside the first one's
     run: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")  # its name in reports and metrics
 
     @cached_property
@@ -115,7 +117,8 @@ class Comparison:
 
     @property
     def modes(self) -> list[str]:
-        return [mode for mode in self.settings.modes if mode not in self.left_out]
+        """Return what is compared: the formats of FORMATS, or the modes."""
+        return [mode for mode in self.settings.formats or self.settings.modes if mode not in self.left_out]
 
     def measure(self) -> None:
         """Fill `windows`, and restore the server's configuration whatever happens."""
@@ -134,6 +137,7 @@ class Comparison:
                     self.users(lambda label: show(label, 0)) as users,
                     Switch(self.triton, models, folder, on_restore=interrupt.ignore) as switch,
                 ):
+                    self._compare_answers(switch, show)
                     self._run(users, switch, show, log)
             except (UserError, TritonError, KeyboardInterrupt) as reason:
                 if not self.windows:
@@ -205,6 +209,8 @@ class Comparison:
             "command": report.command(self.settings),
             "engines": {model: ", ".join(sorted(names)) for model, names in sorted(self.engines.items())},
             "model": model,
+            "formats": list(self.settings.formats),
+            "quality": self.quality,
             "noun": self.examples.noun,
             "unit": self.examples.unit,
             "runs_rows_alone": self.is_pipeline and any(map(runs_rows_alone, self.configs.values())),
@@ -224,8 +230,8 @@ class Comparison:
         return results | {"passed": not reasons, "complaints": reasons + statistics.doubts(results)}
 
     def slowest_requests(self) -> Results | None:
-        """Return the slowest requests of the windows with dynamic batching; None if our receiver gets no traces."""
-        if not (folder := self.settings.traces()):
+        """Return the slowest requests of the windows with dynamic batching; None without these, or without traces."""
+        if self.settings.formats or not (folder := self.settings.traces()):
             return None
         from loadtest import waterfalls
 
@@ -241,9 +247,25 @@ class Comparison:
 
     def note_engines(self, window: Window) -> None:
         """Keep the engine of each model of the window, which another mode may replace."""
+        of_format = f"{self.settings.system}.{window.mode}_"
         for model, engine in engines(self.settings.url("TRITON_METRICS_PORT")).items():
-            if model in window.counters:
+            if model in window.counters or model.removeprefix(of_format) in window.counters:
                 self.engines.setdefault(model, set()).add(engine)
+
+    def _compare_answers(self, switch: Switch, show: Callable[[str, float], None]) -> None:
+        """Fill `quality`, with the requests of the users."""
+        step = max(1, len(self.job.requests) // REQUESTS)
+        requests, url = self.job.requests[::step][:REQUESTS], self.settings.url("TRITON_HTTP_PORT")
+        answers = {}
+        for form in self.settings.formats:
+            show(f"{form}: {len(requests)} requests, one at a time", 0)
+            switch.to(form)
+            try:
+                answers[form] = [ask(url, self.plan.system, request, self.examples.outputs) for request in requests]
+            except (OSError, ValueError) as error:
+                raise UserError(f"FORMAT={form} refuses an example request: {error}. See `make logs`") from None
+        for form in self.settings.formats[1:]:
+            self.quality[form] = quality(answers[self.settings.formats[0]], answers[form])
 
     def _models(self) -> list[Switched]:
         """Return the configurations of the modes; leave `instances` out if the server cannot run it."""
@@ -251,6 +273,9 @@ class Comparison:
         capacity = Capacity.from_server(self.settings)
         self.cores = capacity.cores
         modes = self.modes
+        if self.settings.formats:
+            served = {form: composing(self.triton, name) for name, form in self.settings.variants().items()}
+            return plan_formats(configs[self.plan.system], served)
         models = plan(configs, self.workload.max_batch, modes, self.cores)
         if "instances" in modes and (obstacle := capacity.obstacle(configs)):
             if len(modes) == 2:

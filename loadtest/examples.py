@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tritonclient.grpc import service_pb2
+from tritonclient.http import InferResult
 
 from loadtest.switching import composing
 from triton_transformers.example_media import jpeg, photograph
+from triton_transformers.http import opener
 from triton_transformers.kinds import embedding, kind
 from triton_transformers.models.pipeline_examples import Sizes, Traits, questions
 from triton_transformers.models.pipeline_tasks import PIPELINE
@@ -28,6 +32,7 @@ SIZES = Sizes(
     are_photographs=True,
 )
 FILES_PER_SIZE = 4
+ANSWER_S = 120  # of a single request
 # The largest image for models that take pixels: as FP32 a megapixel is 12 MB on the wire.
 SMALL = 320 * 240
 ABOUT = {
@@ -205,6 +210,20 @@ def http_request(tensors: list[Tensor], outputs: Sequence[str] = ()) -> HttpRequ
         fields["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
     header = json.dumps(fields, separators=(",", ":")).encode()
     return HttpRequest(header + b"".join(tensor.data for tensor in tensors), len(header))
+
+
+def ask(url: str, model: str, tensors: list[Tensor], outputs: Sequence[str] = ()) -> dict[str, Any]:
+    """Send a request over HTTP, and return the outputs by name. Raise ValueError for an error of Triton."""
+    encoded = http_request(tensors, outputs)
+    headers = {"Inference-Header-Content-Length": str(encoded.header_length)}
+    request = urllib.request.Request(f"{url}/v2/models/{model}/infer", encoded.body, headers)
+    try:
+        with opener.open(request, timeout=ANSWER_S) as response:
+            header_length = int(response.headers.get("Inference-Header-Content-Length", 0)) or None
+            result = InferResult.from_response_body(response.read(), header_length=header_length)
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"{error.code} {error.read()[:200].decode(errors='replace')}") from None
+    return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
 
 def grpc_request(model: str, tensors: list[Tensor], outputs: Sequence[str] = ()) -> service_pb2.ModelInferRequest:

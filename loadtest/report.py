@@ -20,6 +20,7 @@ from rich.table import Table
 
 from loadtest.arrivals import Sample
 from loadtest.machine import is_busy
+from loadtest.quality import REQUESTS
 from loadtest.statistics import (
     NARROW,
     NOT_PROVEN,
@@ -47,8 +48,19 @@ WINDOWS_HEADER = f"{'round':>5}  {'mode':<10}{'requests/s':>11}{'p95 ms':>9}{'ba
 GENERATING_HEADER = f"{'round':>5}  {'mode':<10}{'tokens/s':>11}{'p95 ms':>9}{'together':>10}{'failed':>8}"
 
 
+# The modes whose colours the formats have, in their order.
+FORMAT_COLOURS = ("none", "dynamic", "instances")
+
+
+def slots(results: Results) -> dict[str, str]:
+    """Return the mode whose colour each of the modes or formats has."""
+    return dict(zip(results["modes"], FORMAT_COLOURS if results["formats"] else results["modes"], strict=False))
+
+
 def label(mode: str, results: Results) -> str:
     """Return a mode's name as tables and charts show it."""
+    if results["formats"]:
+        return mode
     if results["generates"]:
         return {"none": "one at a time", "dynamic": "together"}[mode]
     instances = f"{results['triton']['cores']} instances"
@@ -64,13 +76,13 @@ def closed_loop_sentence(results: Results) -> str:
     interval = verdict["ci95"]
     load = f"with {users} user{'s' if users > 1 else ''}"
     generates = results["generates"]
-    batching, answer = ("batching", "generate") if generates else ("dynamic batching", "answer")
+    batching, answer = subject(results), "generate" if generates else "answer"
     times = f"{verdict[THROUGHPUT_RATIO]:.2f} times as many {'tokens' if generates else 'requests'} of {system}"
-    baseline = f"the same server with {without_batching(results)}"
+    baseline = without_batching(results) if results["formats"] else f"the same server with {without_batching(results)}"
     if interval is None or verdict["outcome"] == NOT_PROVEN:
         return not_proven(f"{load}, {batching} {past(answer)} {times} as {baseline}", interval)
     low, high = (f"{bound:.2f}" for bound in interval)
-    dynamic, other = (results["modes"][mode]["p95_ms"] for mode in ("dynamic", verdict["baseline"]))
+    dynamic, other = (results["modes"][verdict[key]]["p95_ms"] for key in ("subject", "baseline"))
     return (
         f"{load.capitalize()}, {batching} {answer}s {times} (95 % interval {low} to {high}) as {baseline}. "
         f"p95: {dynamic:.0f} ms instead of {other:.0f} ms."
@@ -81,8 +93,8 @@ def open_loop_sentence(results: Results) -> str:
     verdict, modes, system = results["verdict"], results["modes"], results["system"]
     overloaded, interval = verdict["overloaded"], verdict["ci95"]
     load = f"at {results['settings']['rate']:g} requests per second"
-    batching, baseline = "batching" if results["generates"] else "dynamic batching", without_batching(results)
-    dynamic, other = (f"{modes[mode]['p95_ms']:.0f} ms" for mode in ("dynamic", verdict["baseline"]))
+    batching, baseline = subject(results), without_batching(results)
+    dynamic, other = (f"{modes[verdict[key]]['p95_ms']:.0f} ms" for key in ("subject", "baseline"))
     grows = "the latency grows as long as the load lasts"
     if len(overloaded) == 2:
         return f"Not proven: {load}, the server does not keep up, neither with {batching} nor with {baseline}: {grows}."
@@ -90,7 +102,7 @@ def open_loop_sentence(results: Results) -> str:
     if interval is None or verdict["outcome"] == NOT_PROVEN:
         return not_proven(f"{load}, {batching} was {ratio} as with {baseline} (95th percentile)", interval)
     low, high = (f"{bound:.2f}" for bound in interval)
-    if "dynamic" in overloaded:
+    if verdict["subject"] in overloaded:
         return (
             f"{load.capitalize()}, with {batching} the server does not keep up: {grows}. With {baseline}, it answers "
             f"95 % of the requests of {system} within {other}."
@@ -113,8 +125,17 @@ def past(verb: str) -> str:
     return verb.removesuffix("e") + "ed"
 
 
+def subject(results: Results) -> str:
+    """Return what the sentence is about."""
+    if results["formats"]:
+        return f"FORMAT={results['verdict']['subject']}"
+    return "batching" if results["generates"] else "dynamic batching"
+
+
 def without_batching(results: Results) -> str:
     """Return how the server was configured in the baseline, and that it is the best of several modes."""
+    if results["formats"]:
+        return f"FORMAT={results['verdict']['baseline']}"
     if results["generates"]:
         return "one text at a time"
     baseline = "dynamic batching off"
@@ -125,6 +146,12 @@ def without_batching(results: Results) -> str:
 
 def explanation(results: Results) -> str:
     """Return what the modes are, and what they have in common."""
+    if results["formats"]:
+        return (
+            f"Every format runs on this server as `make add` configures it, with the same users and {results['noun']}. "
+            f"Its answers to at most {REQUESTS} requests, sent one at a time, are compared with those of "
+            f"{results['formats'][0]}."
+        )
     if results["generates"]:
         return (
             "Every mode runs on this server with the same model, users and texts. One at a time: the model generates "
@@ -153,7 +180,7 @@ def left_out(results: Results) -> list[str]:
 
 def columns(results: Results) -> list[str]:
     """Return the header of the table: a column for each mode, and the ratio to the baseline."""
-    dynamic = "together" if results["generates"] else "dynamic"
+    dynamic = "together" if results["generates"] else results["verdict"]["subject"]
     modes = [label(mode, results) for mode in results["modes"]]
     return ["", *modes, f"{dynamic} / {label(results['verdict']['baseline'], results)}"]
 
@@ -164,7 +191,7 @@ def rows(results: Results) -> list[list[str]]:
 
     def row(name: str, key: str, form: str, compare: bool = True) -> list[str]:
         values = [figures[key] for figures in modes.values()]
-        dynamic, other = modes["dynamic"][key], modes[verdict["baseline"]][key]
+        dynamic, other = modes[verdict["subject"]][key], modes[verdict["baseline"]][key]
         shown = ["-" if value is None else format(value, form) for value in values]
         ratio = dynamic / other if compare and dynamic and other else 0.0
         return [name, *shown, f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}" if ratio else ""]
@@ -178,11 +205,15 @@ def rows(results: Results) -> list[list[str]]:
         row("requests measured", "requests", "d", compare=False),
         row("failed", "failures", "d", compare=False),
     ]
+    in_all_ratios = verdict["baseline" if results["formats"] else "subject"]
     ratios = [
-        {} if "dynamic" in verdict["overloaded"] or figures.get("overloaded") else verdict["ratios"].get(mode, {})
+        {} if in_all_ratios in verdict["overloaded"] or figures.get("overloaded") else verdict["ratios"].get(mode, {})
         for mode, figures in modes.items()
     ]
-    of_what = "p95, this mode / dynamic" if results["settings"]["rate"] else "dynamic / this mode"
+    if first := next(iter(results["formats"]), ""):
+        of_what = f"p95, {first} / this format" if results["settings"]["rate"] else f"this format / {first}"
+    else:
+        of_what = "p95, this mode / dynamic" if results["settings"]["rate"] else "dynamic / this mode"
     own_ratio = [of_what, *(f"{r[verdict['headline']]:.2f}" if r else "" for r in ratios), ""]
     own_interval = ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in r.get("ci95") or ()) for r in ratios), ""]
     own_ratios = [own_ratio, own_interval] if len(modes) > 2 else []
@@ -213,11 +244,27 @@ def rows(results: Results) -> list[list[str]]:
         ]
     return [
         *first,
+        *quality_rows(results),
         *latency,
         row(f"{results['noun']} per batch ({results['model']})", "mean_batch", ".2f"),
         row("waiting in Triton's queues, ms", "queue_ms", ".1f"),
         row("computing, ms", "compute_ms", ".1f"),
         *locust,
+    ]
+
+
+def quality_rows(results: Results) -> list[list[str]]:
+    """Return a row for each measure of the formats' answers beside those of the first one; none for modes."""
+    own = [results["quality"].get(mode, {}) for mode in results["modes"]]
+    names = {
+        "cosine_min": ("smallest cosine of an answer", ".4f"),
+        "cosine_mean": ("mean cosine", ".4f"),
+        "equal_labels": ("equal labels", ".1%"),
+    }
+    return [
+        [name, *(format(measured[key], form) if measured else "" for measured in own), ""]
+        for key, (name, form) in names.items()
+        if any(key in measured for measured in own)
     ]
 
 
@@ -261,11 +308,16 @@ def all_charts(results: Results, windows: list[Window]) -> dict[str, Chart]:
     }
     if results["generates"]:
         return charts | {"tokens": Chart(partial(draw_token_times, results), (4.7, 3.1), (4.0, 2.8))}
-    bars = len(results["modes"]) * len(results["modes"]["dynamic"]["models"])
+    bars = len(results["modes"]) * len(models_of(results))
     return charts | {
         "batches": Chart(partial(draw_batches, results), (4.7, 3.1), (4.0, 2.8)),
         "time": Chart(partial(draw_time, results), (9.6, 0.9 + 0.3 * bars), (4.0, 1.2 + 0.3 * bars)),
     }
+
+
+def models_of(results: Results) -> list[str]:
+    """Return the models of all modes."""
+    return list(dict.fromkeys(name for figures in results["modes"].values() for name in figures["models"]))
 
 
 def offsets(results: Results) -> list[tuple[str, float]]:
@@ -278,7 +330,7 @@ def draw_over_time(results: Results, windows: list[Window], figure: Figure, pale
     """Draw the throughput in each second; in an open loop the 95th percentile of the requests that arrived in it."""
     axes, is_open = figure.add_subplot(), bool(results["settings"]["rate"])
     for window in windows:
-        colour = palette.colour_of(window.mode)
+        colour = palette.colour_of(slots(results)[window.mode])
         axes.axvspan(window.start, window.end, color=colour, alpha=0.13, linewidth=0)
         if window.generated and not is_open:
             axes.hlines(window.generated.tokens_per_second, window.start, window.end, color=colour, linewidth=2)
@@ -313,7 +365,7 @@ def draw_latency(results: Results, windows: list[Window], figure: Figure, palett
         if not len(milliseconds):
             continue
         share = np.arange(1, len(milliseconds) + 1) / len(milliseconds) * 100
-        axes.plot(milliseconds, share, color=palette.colour_of(mode), linewidth=1.6)
+        axes.plot(milliseconds, share, color=palette.colour_of(slots(results)[mode]), linewidth=1.6)
     axes.axhline(95, color=palette.ink, linewidth=0.7, linestyle=":")
     axes.set(xlabel="milliseconds", ylabel="% answered within")
     scale_latency(axes, "x", results)
@@ -338,7 +390,7 @@ def draw_token_times(results: Results, figure: Figure, palette: Palette) -> None
         times = [results["modes"][mode][key] for mode in modes]
         bars = axes.barh(range(len(modes)), [time or 0 for time in times], height=0.6)
         for bar, mode in zip(bars, modes, strict=True):
-            bar.set_color(palette.colour_of(mode))
+            bar.set_color(palette.colour_of(slots(results)[mode]))
         axes.bar_label(bars, ["not counted" if time is None else f" {time:,.1f}" for time in times], fontsize=8)
         axes.set_yticks(range(len(modes)), [label(mode, results) for mode in modes])
         axes.set_xlabel(f"milliseconds {name}")
@@ -351,14 +403,15 @@ def draw_batches(results: Results, figure: Figure, palette: Palette) -> None:
     axes = figure.add_subplot()
     largest = 1
     for mode, offset in offsets(results):
-        batches = {int(size): n for size, n in results["modes"][mode]["models"][results["model"]]["batches"].items()}
+        figures = results["modes"][mode]
+        batches = {int(size): n for size, n in figures["models"][figures["model"]]["batches"].items()}
         examples = sum(size * n for size, n in batches.items()) or 1
         largest = max([largest, *batches])
         axes.bar(
             [size + offset for size in batches],
             [size * n / examples * 100 for size, n in batches.items()],
             width=BARS / len(results["modes"]),
-            color=palette.colour_of(mode),
+            color=palette.colour_of(slots(results)[mode]),
         )
     axes.set(xlabel=f"{results['noun']} in the batch ({results['model']})", ylabel=f"% of {results['noun']}")
     axes.set_xlim(0, largest + 1)
@@ -369,14 +422,14 @@ def draw_batches(results: Results, figure: Figure, palette: Palette) -> None:
 def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
     """Draw where a request spends its time in Triton: in each model's queue (pale) and being computed (full)."""
     axes = figure.add_subplot()
-    names = list(reversed(results["modes"]["dynamic"]["models"]))
+    names = models_of(results)[::-1]
     height = BARS / len(results["modes"]) * 0.9
     for mode, offset in offsets(results):
-        for y, name in enumerate(names):
-            model = results["modes"][mode]["models"][name]
+        for name, model in results["modes"][mode]["models"].items():
+            y = names.index(name)
             queue, compute = model["queue_ms"], model["compute_ms"]
-            axes.barh(y - offset, queue, color=palette.colour_of(mode), alpha=0.35, height=height)
-            axes.barh(y - offset, compute, left=queue, color=palette.colour_of(mode), height=height)
+            axes.barh(y - offset, queue, color=palette.colour_of(slots(results)[mode]), alpha=0.35, height=height)
+            axes.barh(y - offset, compute, left=queue, color=palette.colour_of(slots(results)[mode]), height=height)
             axes.text(queue + compute, y - offset, f" {queue:.1f} + {compute:.1f}", va="center", fontsize=8)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("milliseconds per request: waiting + computing")
@@ -388,7 +441,7 @@ def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
 def add_legend(results: Results, figure: Figure, palette: Palette) -> None:
     (axes,) = figure.axes
     for mode in results["modes"]:
-        axes.plot([], [], color=palette.colour_of(mode), linewidth=4, label=label(mode, results))
+        axes.plot([], [], color=palette.colour_of(slots(results)[mode]), linewidth=4, label=label(mode, results))
     figure.legend(loc="outside upper right", ncols=len(results["modes"]), handlelength=1.2, columnspacing=1.2)
 
 
@@ -431,6 +484,7 @@ def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
         "report.html.j2",
         results=results,
         sentence=sentence(results),
+        slots=slots(results),
         columns=columns(results),
         rows=rows(results),
         explanation=" ".join([explanation(results), *left_out(results)]),

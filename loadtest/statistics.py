@@ -146,6 +146,8 @@ def summary(windows: list[Window], model: str) -> Results:
     milliseconds = latencies(windows)
     p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99)).tolist() if milliseconds else (None,) * 3
     models = {name: ModelBatches.from_counters([w.counters[name] for w in windows]) for name in windows[0].counters}
+    if model not in models:  # another format of the system has other models
+        model = heaviest(windows)
     return {
         "throughput_rps": geometric_mean([requests_per_second(w) for w in windows]),
         "units_per_second": geometric_mean([units_per_second(w) for w in windows]),
@@ -155,6 +157,7 @@ def summary(windows: list[Window], model: str) -> Results:
         "requests": sum(len(w.samples) for w in windows),
         "answered_by_triton": sum(w.counters[model].requests for w in windows),
         "failures": sum(map(failures, windows)),
+        "model": model,
         "mean_batch": models[model].mean_batch,
         "queue_ms": sum(m.queue_ms for m in models.values()),
         "compute_ms": sum(m.compute_ms for m in models.values()),
@@ -215,20 +218,31 @@ def window_record(window: Window, model: str) -> Results:
 
 
 def verdict(windows: list[Window], model: str) -> Results:
-    """Compare dynamic batching with each other mode. The headline is the ratio to the best of them."""
+    """Compare dynamic batching with each other mode, or each other format with the first one.
+
+    The headline is the ratio of dynamic batching to the best other mode, or of the second format to the first.
+    """
     rounds = complete_rounds(windows)
-    others = [mode for mode in modes_of(windows) if mode != "dynamic"]
-    baseline = best(rounds, others)
+    modes = modes_of(windows)
     headline = LATENCY_RATIO if windows[0].open_loop else THROUGHPUT_RATIO
-    ratios = {mode: ratio(rounds, mode, headline) for mode in others}
-    figures = {mode: summary([by_mode[mode] for by_mode in rounds], model) for mode in (baseline, "dynamic")}
+    if has_formats(windows):
+        baseline, subject, *_ = modes
+        ratios = {form: ratio(rounds, baseline, headline, form) for form in modes[1:]}
+        proven = ratios[subject]
+    else:
+        subject, others = "dynamic", [mode for mode in modes if mode != "dynamic"]
+        baseline = best(rounds, others)
+        ratios = {mode: ratio(rounds, mode, headline) for mode in others}
+        proven = ratios[baseline]
+    figures = {mode: summary([by_mode[mode] for by_mode in rounds], model) for mode in (baseline, subject)}
     overloaded = [mode for mode in figures if figures[mode].get("overloaded")]
     return {
-        **ratios[baseline],
+        **proven,
         "headline": headline,
+        "subject": subject,
         "baseline": baseline,
-        "outcome": NOT_PROVEN if len(overloaded) == len(figures) else outcome(ratios[baseline]["ci95"]),
-        "p95_ratio": figures["dynamic"]["p95_ms"] / figures[baseline]["p95_ms"],
+        "outcome": NOT_PROVEN if len(overloaded) == len(figures) else outcome(proven["ci95"]),
+        "p95_ratio": figures[subject]["p95_ms"] / figures[baseline]["p95_ms"],
         "ratios": ratios,
         "overloaded": overloaded,
         "batched": not batching_error(windows, model),
@@ -245,9 +259,11 @@ def best(rounds: list[dict[str, Window]], modes: list[str]) -> str:
     return max(modes, key=lambda mode: geometric_mean([score(by_mode[mode]) for by_mode in rounds]))
 
 
-def ratio(rounds: list[dict[str, Window]], other: str, key: str = THROUGHPUT_RATIO) -> Results:
-    """Return the ratio of the scores, dynamic / other, over the rounds, with the interval that their spread allows."""
-    logs = [math.log(score(by_mode["dynamic"]) / score(by_mode[other])) for by_mode in rounds]
+def ratio(
+    rounds: list[dict[str, Window]], other: str, key: str = THROUGHPUT_RATIO, subject: str = "dynamic"
+) -> Results:
+    """Return the ratio of the scores, subject / other, over the rounds, with the interval that their spread allows."""
+    logs = [math.log(score(by_mode[subject]) / score(by_mode[other])) for by_mode in rounds]
     mean = float(np.mean(logs))
     interval = None
     if len(logs) > 1:
@@ -257,15 +273,21 @@ def ratio(rounds: list[dict[str, Window]], other: str, key: str = THROUGHPUT_RAT
 
 
 def outcome(interval: list[float] | None) -> str:
-    """Return what dynamic batching does to the score, if the interval of the ratio proves that."""
+    """Return what dynamic batching, or the second format, does to the score, if the ratio's interval proves that."""
     if interval is None or interval[0] <= 1 <= interval[1]:
         return NOT_PROVEN
     return FASTER if interval[0] > 1 else SLOWER
 
 
 def modes_of(windows: list[Window]) -> list[str]:
-    """Return the modes that were measured, in the order in which reports show them."""
-    return [mode for mode in MODES if any(window.mode == mode for window in windows)]
+    """Return the modes or formats that were measured, in the order in which reports show them."""
+    measured = dict.fromkeys(window.mode for window in sorted(windows, key=lambda window: window.start))
+    return [mode for mode in MODES if mode in measured] or list(measured)
+
+
+def has_formats(windows: list[Window]) -> bool:
+    """Return whether the windows are of formats of the system, not of modes."""
+    return windows[0].mode not in MODES
 
 
 def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
@@ -274,7 +296,7 @@ def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
     A generating system may count tokens in a window in which no request succeeded: that window has no latency.
     """
     modes = modes_of(windows)
-    if "dynamic" not in modes or len(modes) < 2:
+    if len(modes) < 2 or ("dynamic" not in modes and not has_formats(windows)):
         return []
     rounds: dict[int, dict[str, Window]] = {}
     for window in windows:
@@ -284,8 +306,11 @@ def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
 
 
 def batching_error(windows: list[Window], model: str, noun: str = "texts") -> str:
-    """Return how the counters contradict the modes, or nothing: only dynamic batching runs batches."""
-    for window in windows:
+    """Return how the counters contradict the modes, or nothing: only dynamic batching runs batches.
+
+    Formats may batch or not, as they are configured.
+    """
+    for window in windows if not has_formats(windows) else ():
         if window.generated:
             steps = window.generated.tokens_per_step
             if window.mode != "dynamic" and steps > BATCHED_FROM:

@@ -56,6 +56,8 @@ class Switched:
     original: Config
     modes: dict[str, Config]
     batches: bool  # False for the ensemble itself, and for models without batches, which only get more instances
+    # The models that batch in its place in each mode, by their names in reports.
+    stand_ins: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def generates(self) -> bool:
@@ -101,6 +103,53 @@ def plan(configs: dict[str, Config], max_batch: int | None, modes: Sequence[str]
         sizes = ", ".join(f"{name} {batch_limit(config)}" for name, config in configs.items())
         raise UserError(f"nothing here can batch: no model has a max_batch_size (or max_batch) above 1 ({sizes})")
     return switched
+
+
+def plan_formats(original: Config, variants: Mapping[str, dict[str, Config]]) -> list[Switched]:
+    """Return the switch between formats: the system passes its requests on to itself in another format.
+
+    `variants` has the configurations of the system's models in each format, which are served beside it.
+    """
+    fronts, stand_ins = {}, {}
+    for form, configs in variants.items():
+        variant, *_ = configs.values()
+        fronts[form] = front(original, variant)
+        # The models of formats have the same names in reports if they have the same task.
+        stand_ins[form] = {
+            name.removeprefix(f"{variant['name']}_"): name
+            for name, config in configs.items()
+            if config["max_batch_size"] and "ensemble_scheduling" not in config
+        }
+    return [Switched(original["name"], original, fronts, batches=False, stand_ins=stand_ins)]
+
+
+def front(original: Config, variant: Config) -> Config:
+    """Return the system's configuration as an ensemble of one step, with those of its outputs that the variant has."""
+    outputs = {}
+    for tensor in original["output"]:
+        likely = [own["name"] for own in variant["output"] if own["name"] == tensor["name"]] or [
+            own["name"]
+            for own in variant["output"]
+            if (own["data_type"], own["dims"]) == (tensor["data_type"], tensor["dims"])
+        ]
+        if len(likely) == 1:
+            outputs[tensor["name"]] = likely[0]
+    step = {
+        "model_name": variant["name"],
+        "model_version": -1,
+        "input_map": {tensor["name"]: tensor["name"] for tensor in variant["input"]},
+        "output_map": {theirs: ours for ours, theirs in outputs.items()},
+        "model_namespace": "",
+    }
+    return {
+        "name": original["name"],
+        "platform": "ensemble",
+        "max_batch_size": variant["max_batch_size"],
+        "input": variant["input"],
+        "output": [tensor for tensor in original["output"] if tensor["name"] in outputs],
+        "parameters": original.get("parameters", {}),
+        "ensemble_scheduling": {"step": [step]},
+    }
 
 
 def batch_limit(config: Config) -> int:
@@ -162,6 +211,13 @@ class Switch:
         self.mode = None
         _load_until_held(self.triton, {model.name: model.modes[mode] for model in self.models})
         self.mode = mode
+
+    def counted(self) -> dict[str, str]:
+        """Return the models whose batches count in the present mode, by their names in reports."""
+        batching = {model.name: model.name for model in self.models if model.batches}
+        return batching | {
+            name: own for model in self.models for name, own in model.stand_ins.get(self.mode or "", {}).items()
+        }
 
     def in_force(self) -> bool:
         """Return whether the server is still in the mode it was switched to; a restart would have undone it."""

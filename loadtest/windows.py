@@ -75,7 +75,7 @@ class Plan:
         length = f"{round(self.length_s, 1):g} s" if self.length_s else f"at least {self.minimum_window_s:g} s"
         warmup = f"{'at least ' if self.warmup_requests else ''}{self.warmup_s:g} s"
         return (
-            f"measuring {len(modes)} modes in {self.rounds} rounds: {len(modes) * self.rounds} windows of {length}, "
+            f"measuring {', '.join(modes)} in {self.rounds} rounds: {len(modes) * self.rounds} windows of {length}, "
             f"each after {warmup} of warm-up"
         )
 
@@ -311,13 +311,13 @@ class Experiment:
 
     def _counters(self) -> dict[str, Counters]:
         statistics = self.triton.statistics()
-        names = [model.name for model in self.switch.models if model.batches]
-        if missing := [name for name in names if name not in statistics]:
+        names = self.switch.counted()
+        if missing := [name for name in names.values() if name not in statistics]:
             raise UserError(
                 f"Triton no longer serves {', '.join(missing)}. Either it crashed and restarts, or another client "
                 "unloaded a model: see `make status` and `make logs`"
             )
-        return {name: Counters.from_statistics(statistics[name]) for name in names}
+        return {name: Counters.from_statistics(statistics[model]) for name, model in names.items()}
 
     def _now(self) -> float:
         return time.perf_counter() - self.began

@@ -29,14 +29,19 @@ def largest(answers: list[Array]) -> float:
 
 
 def smallest_cosine(expected: npt.ArrayLike, actual: npt.ArrayLike) -> float:
-    """Return the smallest cosine between two rows; rows of one number have no direction, so they are one vector."""
+    """Return the smallest cosine between two rows."""
+    return float(cosines(expected, actual).min(initial=1.0))
+
+
+def cosines(expected: npt.ArrayLike, actual: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return the cosine of each two rows; rows of one number have no direction, so they are one vector."""
     a, b = np.asarray(expected, float), np.asarray(actual, float)
     if a.shape != b.shape:
-        return -1.0
+        return np.array([-1.0])
     if not a.size:
-        return 1.0
+        return np.array([])
     count = len(a) if a.ndim > 1 and a[0].size > 1 else 1
     a, b = a.reshape(count, -1), b.reshape(count, -1)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    cosines = np.divide((a * b).sum(axis=1), norms, out=(a == b).all(axis=1).astype(float), where=norms != 0)
-    return float(np.nan_to_num(cosines, nan=-1.0).min())
+    found = np.divide((a * b).sum(axis=1), norms, out=(a == b).all(axis=1).astype(float), where=norms != 0)
+    return np.asarray(np.nan_to_num(found, nan=-1.0))

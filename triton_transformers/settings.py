@@ -145,6 +145,13 @@ def _modes(text: str) -> tuple[str, ...]:
     return tuple(mode for mode in MODES if mode in chosen)
 
 
+def _formats(text: str) -> tuple[str, ...]:
+    formats = tuple(text.split())
+    if len(formats) == 1 or len(set(formats)) < len(formats) or len(formats) > len(MODES):
+        raise ValueError("must be two or three different formats, separated by spaces")
+    return formats
+
+
 def _size(text: str) -> int:
     match = re.fullmatch(r"(?i)(\d+(?:\.\d+)?)(?:b|([kmg])b?)?", text)
     if not match:
@@ -338,6 +345,7 @@ class Settings(dict[str, str]):
     wait = Setting(_optional(_interval), shown=True)
     max_batch = Setting(_optional(_integer(1)), shown=True)
     modes = Setting(_modes, "none instances dynamic", shown=True)
+    formats = Setting(_formats, shown=True)
     rounds = Setting(_integer(2), "4", shown=True)
     window = Setting(_optional(_decimal(1)), shown=True)
     warmup = Setting(_decimal(), "3", shown=True)
@@ -448,6 +456,10 @@ class Settings(dict[str, str]):
     def address(self) -> str:
         """Return the address at which a client on this machine reaches the servers on BIND_ADDRESS."""
         return _reachable(self.bind_address)
+
+    def variants(self) -> dict[str, str]:
+        """Return the systems that SYSTEM becomes in each of FORMATS, with their formats."""
+        return {f"{self.system}.{form}": form for form in self.formats}
 
     def shares_memory(self) -> bool:
         """Return whether clients may register shared memory without the key. Raise if the ports are not on loopback."""

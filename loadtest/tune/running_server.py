@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import random
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import gevent
 import numpy as np
-from tritonclient.http import InferResult
 
 from loadtest.arrivals import GIVEN_UP, arrived_within, is_overloaded
-from loadtest.examples import http_request
+from loadtest.examples import ask
 from loadtest.machine import OtherPrograms
 from loadtest.statistics import CLIENT_LIMIT
 from loadtest.switching import HEADROOM, RESTART_S, Capacity, LoadRefused, Switch
@@ -26,7 +23,6 @@ from loadtest.tune.search import Budget, CandidateFailed, Measured
 from loadtest.users import Users
 from loadtest.windows import Counters
 from triton_transformers.answers import difference, smallest_cosine
-from triton_transformers.http import opener
 from triton_transformers.settings import UserError
 from triton_transformers.tensors import Tensor
 from triton_transformers.triton import Config, Triton, TritonError
@@ -264,7 +260,6 @@ def highest_rate(
 # --- whether a candidate answers as the original configuration does ---------------------------------------------------
 
 REQUESTS = 12
-ANSWER_S = 120
 # The limits with which the server compares its engines (docs/backends.md).
 MINIMUM_COSINE, MAXIMUM_DIFFERENCE = 0.9999, 0.03
 
@@ -299,17 +294,7 @@ class Answers:
         return ""
 
     def ask(self, tensors: list[Tensor]) -> dict[str, Any]:
-        """Return the outputs by name."""
-        encoded = http_request(tensors)
-        headers = {"Inference-Header-Content-Length": str(encoded.header_length)}
-        request = urllib.request.Request(f"{self.url}/v2/models/{self.model}/infer", encoded.body, headers)
-        try:
-            with opener.open(request, timeout=ANSWER_S) as response:
-                header_length = int(response.headers.get("Inference-Header-Content-Length", 0)) or None
-                result = InferResult.from_response_body(response.read(), header_length=header_length)
-        except urllib.error.HTTPError as error:
-            raise ValueError(f"{error.code} {error.read()[:200].decode(errors='replace')}") from None
-        return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
+        return ask(self.url, self.model, tensors)
 
 
 def differs(actual: Any, expected: Any) -> str:

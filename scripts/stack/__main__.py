@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterable
 
 from loadtest.workload import Workload, worker_count
 from scripts.stack.base import WOULD_DISTURB, WOULD_UNLOAD, Stack
-from triton_transformers.cli import out, run
+from triton_transformers.cli import one_interrupt, out, run
 from triton_transformers.files import exclusive
 from triton_transformers.models.added_adapters import FACT
 from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE, PIPELINE_TASKS
 from triton_transformers.models.record import read_record
+from triton_transformers.models.selection import check_formats
 from triton_transformers.pipeline_command import example_command
 from triton_transformers.ports import check_free
 from triton_transformers.settings import ROOT, Settings, UserError, save, saved, with_secrets
@@ -70,14 +71,15 @@ def bring_up(
     current.print_urls()
 
 
-def bring_up_beside(current: Stack) -> list[str]:
-    """Serve SYSTEM beside the systems of the running server, and return all. A stopped one serves SYSTEMS too."""
+def bring_up_beside(current: Stack, more: Iterable[str] = ()) -> list[str]:
+    """Serve SYSTEM and more beside the systems of the running server; a stopped one serves SYSTEMS too. Return all."""
     settings = current.settings
     served = current.served_now()
     others = served or (settings.systems if settings.chosen("SYSTEMS") else [])
-    systems = list(dict.fromkeys([*others, settings.system]))
+    own = [settings.system, *more]
+    systems = list(dict.fromkeys([*others, *own]))
     # The others are in place, and HF_MODEL and its like apply to one system.
-    bring_up(current, systems, [settings.system] if served else systems, refresh=[settings.system])
+    bring_up(current, systems, own if served else systems, refresh=own)
     return systems
 
 
@@ -90,6 +92,8 @@ def measure(program: str) -> int:
         Goal.from_settings(settings)
     worker_count(settings, Workload.from_settings(settings))
     current = stack(settings)
+    if program == "loadtest" and settings.formats:
+        return compare_formats(current)
     current.check_comparison()
     bring_up_beside(current)
     if program == "loadtest":
@@ -97,6 +101,22 @@ def measure(program: str) -> int:
     from scripts.stack import apply
 
     return apply.tune(current)
+
+
+def compare_formats(current: Stack) -> int:
+    """Serve SYSTEM in each of FORMATS too, compare them, and unload them again."""
+    check_formats(current.settings)
+    current.check_comparison()
+    names = current.settings.variants()
+    with one_interrupt():
+        try:
+            bring_up_beside(current, names)
+            return current.run("loadtest")
+        finally:
+            if current.running():
+                served = current.served_now()
+                others = [name for name in served if name not in names]
+                current.up(others, unload=[name for name in served if name in names], refresh=())
 
 
 def locust() -> int:

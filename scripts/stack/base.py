@@ -180,7 +180,10 @@ class Stack(ABC):
 
     @abstractmethod
     def run(self, program: str) -> int:
-        """Run loadtest, tune, locust or dashboards. Return its exit code; only after tune may the caller go on."""
+        """Run loadtest, tune, locust or dashboards. Return its exit code.
+
+        Only after tune, or with FORMATS, may the caller go on.
+        """
 
     # --- up and down ------------------------------------------------------------------------------------------------
 

@@ -325,11 +325,38 @@ def test_second_comparison_is_refused(stack):
     assert "Traceback" not in text
 
 
+def test_formats_are_compared_and_an_interrupt_puts_the_system_back(stack, encoder_checkpoints):
+    formats = {"SYSTEM": "mood", "FORMATS": "onnx python"}
+    stack.assemble(
+        {"SYSTEMS": "mood", "SOURCE": encoder_checkpoints["mood"]}, {"SYSTEMS": "mood.onnx mood.python", **formats}
+    )
+    process, lines = running(stack, **formats)
+    process.wait_until(lambda: sum(bool(re.match(r" *\d+  (onnx|python) ", line)) for line in lines) >= 2, "a round")
+    assert stack.triton.config("mood")["ensemble_scheduling"]["step"][0]["model_name"] in ("mood.onnx", "mood.python")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=180) != 0
+    text, results = "".join(lines), stack.results()
+    assert "Traceback" not in text
+    assert "equal labels" in text
+    assert results["quality"] == {"python": {"equal_labels": 1.0}}
+    assert list(results["modes"]) == results["formats"] == ["onnx", "python"]
+    assert results["verdict"]["baseline"] == "onnx"
+    assert results["modes"]["python"]["models"].keys() >= {"encoder"}
+    assert stack.triton.config("mood")["ensemble_scheduling"]["step"][0]["model_name"] == "mood_encoder"
+    assert stack.ask("mood", input_text=["rain"])["label"].shape == (1, 1)
+    assert not [model for model in stack.triton.index() if model.startswith("mood.")]
+    stack.make("remove", SYSTEM="mood")
+
+
 def test_wrong_setting_is_one_sentence(stack):
     for settings, message in (
         ({"SYSTEM": "nothing"}, "no system 'nothing'"),
         ({"LOADTEST_CPUS": "99"}, "LOADTEST_CPUS=99"),
         ({"MAX_BATCH": 128}, "MAX_BATCH=128: 'embedding' takes 64"),
+        (
+            {"FORMATS": "onnx onnx-int9"},
+            "FORMATS=onnx onnx-int9: embedding (sentence-similarity) has no format onnx-int9",
+        ),
     ):
         done = loadtest(stack, **settings)
         assert done.returncode != 0

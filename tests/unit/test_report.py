@@ -98,6 +98,31 @@ def test_page_draws_the_slowest_requests_on_one_scale(measured):
     assert "No traces of these windows arrived" in html
 
 
+def test_formats_are_compared_with_the_first_in_speed_and_answers(drawn, blank_charts, capsys):
+    formats = ["onnx", "int8", "python"]
+    drawn.settings |= {"FORMATS": " ".join(formats)}
+    drawn.quality = {
+        "int8": {"cosine_min": 0.97512, "cosine_mean": 0.99}, "python": {"cosine_min": 1.0, "cosine_mean": 1.0}
+    }  # fmt: skip
+    names = dict(zip(MODES, formats, strict=True))
+    drawn.windows = rounds([(100, 171, 50), (100, 173, 51)])
+    for window in drawn.windows:
+        window.mode = names[window.mode]
+        if window.mode == "python":  # a format may have other models
+            window.counters = {"whole": window.counters["encoder"]}
+    results = drawn.results()
+    assert (results["complaints"], results["verdict"]["baseline"]) == ([], "onnx")
+    assert [f"{r['throughput_ratio']:.2f}" for r in results["verdict"]["ratios"].values()] == ["1.72", "0.50"]
+    assert report.sentence(results).startswith("With 64 users, FORMAT=int8 answers 1.72 times as many requests")
+    report.print_table(results, Console(width=500))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "this format / onnx 1.72 0.50" in printed
+    assert "smallest cosine of an answer 0.9751 1.0000" in printed
+    html = page(drawn, results)
+    assert "onnx, int8, python" in html
+    assert all(f"var(--{mode})" in html for mode in MODES)
+
+
 @pytest.mark.parametrize(
     ("pairs", "stopped", "shown"),
     [

@@ -11,7 +11,7 @@ from scripts.stack.docker.compose import Compose
 from triton_transformers.models.assemble import check_free
 from triton_transformers.models.catalogue import RECIPES, SYSTEMS, System, find_system
 from triton_transformers.models.record import UNFINISHED, Record, read_record, read_records
-from triton_transformers.models.selection import missing_systems, requested_system
+from triton_transformers.models.selection import check_formats, missing_systems, requested_system
 from triton_transformers.models.sources import Folder, Hub
 from triton_transformers.models.tasks import task_of
 from triton_transformers.settings import Settings, UserError
@@ -258,3 +258,47 @@ def test_container_image_has_the_backends_of_the_models(settings):
     (settings.model_repository / "falcon7b/1/config.json").touch()  # of FORMAT=python
     assert source("falcon7b") == source("falcon7b_stream") == "pypi-transformers"
     assert source("pets", TRITON_SOURCE="ngc") == "ngc"
+
+
+# --- the formats that `make loadtest FORMATS` compares ----------------------------------------------------------------
+
+
+def test_formats_of_a_system_are_assembled_from_its_weights_until_these_change(settings, tmp_path):
+    weights = Hub("organisation/spam", "1234")
+    put(settings, "spam", "organisation/spam@1234")
+    formats = {"SYSTEM": "spam", "FORMATS": "onnx python"}
+    check_formats(settings.replace(**formats))
+    assert requested(settings, "spam.python", **formats) == System(
+        "spam.python", "text-classification", weights, "python"
+    )
+    assert missing(settings, "spam spam.onnx spam.python", **formats) == ["spam.onnx", "spam.python"]
+    put(settings, "spam.onnx", "organisation/spam@1234", format_of="spam")
+    put(settings, "spam.python", "organisation/spam@9999", format="python", format_of="spam")
+    check_formats(settings.replace(**formats))
+    assert missing(settings, "spam spam.onnx spam.python", **formats) == ["spam.python"]
+    assert requested(settings, "spam.onnx") == System("spam.onnx", "text-classification", weights, "onnx")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"FORMATS": "onnx"}, "must be two or three different formats"),
+        ({"FORMATS": "onnx onnx"}, "must be two or three different formats"),
+        ({"FORMATS": "onnx openvino"}, r"embedding \(sentence-similarity\) has no format openvino; there is onnx, "),
+        ({"FORMAT": "onnx"}, "leave FORMAT empty"),
+        ({"MAX_BATCH": "8"}, "leave MAX_BATCH empty"),
+        ({"PROFILE": "neuron"}, "has no formats to compare"),
+        ({"SYSTEM": "mine"}, "mine is your own model"),
+        ({"SYSTEM": "gone"}, "gone/weights: there is no such folder"),
+        ({"SYSTEM": "text-generation", "FORMATS": "openvino python"}, "generates text"),
+        ({"SYSTEM": "object-detection"}, "there is none"),
+        ({"SYSTEM": "reranker"}, "needs a system reranker.onnx, which is yours"),
+    ],
+)
+def test_formats_that_cannot_be_compared_are_one_sentence(settings, chosen, message):
+    (settings.model_repository / "mine").mkdir()
+    (settings.model_repository / "mine/config.pbtxt").touch()
+    put(settings, "gone", "/gone/weights 0123456789abcdef")
+    put(settings, "reranker.onnx", "organisation/another@1", "text-ranking")
+    with pytest.raises(UserError, match=message):
+        check_formats(settings.replace(**{"FORMATS": "onnx python"} | chosen))

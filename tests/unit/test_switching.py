@@ -8,7 +8,16 @@ import pytest
 
 from loadtest.compare import Comparison
 from loadtest.machine import cpu_list
-from loadtest.switching import Capacity, LoadRefused, Switch, Switched, composing, plan, restore_after_kill
+from loadtest.switching import (
+    Capacity,
+    LoadRefused,
+    Switch,
+    Switched,
+    composing,
+    plan,
+    plan_formats,
+    restore_after_kill,
+)
 from loadtest.windows import Experiment, Plan
 from tests.support.measured_windows import window
 from triton_transformers.settings import MODES, Settings, UserError
@@ -180,6 +189,35 @@ def test_other_instances_are_no_mode_of_ours(tmp_path):
         triton.current = triton.current | {"instance_group": [GROUP | {"count": 3}]}
         assert not switch.in_force()
     assert triton.current == STEP
+
+
+def tensor(name: str, dims: list[int], data_type: str = "TYPE_FP32") -> dict:
+    return {"name": name, "dims": dims, "data_type": data_type}
+
+
+def test_format_answers_in_place_of_the_system_with_the_systems_outputs(tmp_path):
+    original = {
+        "name": "a",
+        "max_batch_size": 64,
+        "input": [],
+        "output": [tensor("output__0", [384]), tensor("x", [1])],
+    }
+    outputs = [tensor("vector", [384]), tensor("y", [1]), tensor("z", [1])]
+    ensemble = ENSEMBLE | {"name": "a.onnx", "max_batch_size": 32, "input": [tensor("text", [1])], "output": outputs}
+    (model,) = plan_formats(original, {"onnx": {"a.onnx": ensemble, "a.onnx_encoder": STEP}})
+    front = model.modes["onnx"]
+    (step,) = front["ensemble_scheduling"]["step"]
+    assert (step["model_name"], step["input_map"], step["output_map"]) == (
+        "a.onnx", {"text": "text"}, {"vector": "output__0"}
+    )  # fmt: skip
+    assert (front["name"], front["max_batch_size"], front["output"]) == ("a", 32, original["output"][:1])
+    triton = StandIn()
+    triton.current = original
+    with Switch(triton, [model], tmp_path) as switch:
+        switch.to("onnx")
+        assert triton.current == front
+        assert switch.counted() == {"encoder": "a.onnx_encoder"}
+    assert triton.current == original
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -21,7 +21,7 @@ from triton_transformers.models.drafts import FACT as DRAFT
 from triton_transformers.models.drafts import check_draft, open_draft
 from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.models.placement import delete_files, place_files
-from triton_transformers.models.record import DEFAULT, IGNORE, Record, read_record, read_records
+from triton_transformers.models.record import DEFAULT, FORMAT_OF, IGNORE, Record, read_record, read_records
 from triton_transformers.models.selection import missing_systems
 from triton_transformers.models.sources import Weights, open_weights
 from triton_transformers.models.tasks import LIST, needs_pipeline, read_config, task_of, transformers_of
@@ -90,6 +90,8 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
                 outcome = run_recipe(recipe, job, weights.name)
         if not system.format:
             outcome = outcome.join(Outcome(facts={DEFAULT: settings.profile}))
+        if system.name in settings.variants():
+            outcome = outcome.join(Outcome(facts={FORMAT_OF: settings.system}))
         if draft:
             outcome = outcome.join(Outcome(f"tokens are proposed by {draft.name}", {DRAFT: draft.identity}))
         outcome = outcome.join(converted).join(keep_adapters(job, repository))

@@ -18,6 +18,8 @@ NAME = "1/assembled.json"
 IGNORE = ".gitignore"
 # A fact that is recorded if FORMAT was empty: the profile, whose default format or fallback the system has.
 DEFAULT = "default_on"
+# A fact of what `make loadtest FORMATS` assembled: the system whose format it is.
+FORMAT_OF = "format_of"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from triton_transformers.kinds import NAME
 from triton_transformers.models.added_adapters import adapter_changes
 from triton_transformers.models.catalogue import CATALOGUE, FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
 from triton_transformers.models.drafts import is_recorded, requested_draft
-from triton_transformers.models.record import DEFAULT, Record, find_record, read_record, read_records
+from triton_transformers.models.pipeline_tasks import PIPELINE
+from triton_transformers.models.record import DEFAULT, FORMAT_OF, Record, find_record, read_record, read_records
 from triton_transformers.models.sources import Folder, Hub, Source, identity, source_of
 from triton_transformers.models.unsupported import check_task_name
 from triton_transformers.neuron.target import Target
@@ -55,6 +56,9 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
     """Return the system of this name as the settings define it, or None for a model of the user's own."""
     if not NAME.fullmatch(name):
         raise UserError(f"SYSTEMS: '{name}' is not a valid name; use letters, digits, '_', '-' and '.'")
+    if form := settings.variants().get(name):
+        base = requested_system(settings.system, settings, repository)
+        return base and replace(base, name=name, format=form, companions=())
     source = chosen_source(settings)
     # A record comes first: the user may have assembled a system of the catalogue from other weights.
     system = assembled_system(name, repository, settings.profile) or find_system(name)
@@ -145,9 +149,40 @@ def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
     if not settings.format and record.format != "neuron" and not suits(record, settings.profile):
         return False
     form = settings.format if target else system.format
-    return not any(settings[name] for name in CHOICES) or (
+    is_chosen = system.name in settings.variants() or any(settings[name] for name in CHOICES)
+    return not is_chosen or (
         record.identity == identity(system.source, record.identity)
         and record.task == (system.task or record.task)
         and record.format == (form or record.format)
         and is_recorded(system.draft, record)
     )
+
+
+# --- the formats of one system, which `make loadtest FORMATS` compares -----------------------------------------------
+
+
+def check_formats(settings: Settings) -> None:
+    """Raise UserError unless SYSTEM can be assembled in each of FORMATS, and compared."""
+    name, repository, where = settings.system, settings.model_repository, f"FORMATS={settings['FORMATS']}"
+    others = [own for own in (*CHOICES, "ADAPTERS", "OVERLOAD", "MAX_BATCH") if settings[own]]
+    if others or settings.workload == "published":  # which has a maximum batch size
+        others = others or ["WORKLOAD"]
+        raise UserError(f"{where} compares formats of a system as it is served: leave {', '.join(others)} empty")
+    system = requested_system(name, settings, repository)
+    if system is None:
+        raise UserError(f"{where}: {name} is your own model, and only what `make add` assembled has other formats")
+    recipe = RECIPES[system.task]
+    if recipe.module in ("generation", "gpt2"):
+        raise UserError(f"{where}: {name} generates text, and FORMATS compares systems that embed, rank or classify")
+    if settings.profile == "neuron":
+        raise UserError(f"{where}: PROFILE=neuron compiles {name}, and has no formats to compare")
+    formats = [form for form in recipe.formats if form != PIPELINE and runs_on(form, settings.profile)]
+    if unknown := [form for form in settings.formats if form not in formats]:
+        available = ", ".join(formats) or "none"
+        raise UserError(f"{where}: {name} ({system.task}) has no format {unknown[0]}; there is {available}")
+    if isinstance(system.source, Folder):
+        system.source.verify()
+    for variant in settings.variants():
+        record = read_record(variant, repository)
+        if (repository / variant).exists() and (record is None or FORMAT_OF not in record.facts):
+            raise UserError(f"{where} needs a system {variant}, which is yours: rename it, or remove it")

@@ -1,0 +1,33 @@
+"""Compare the answers of a system in several formats, to the requests that the users send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from triton_transformers.answers import cosines
+
+# How many of the users' requests are compared, one at a time: the slowest formats answer a few per second.
+REQUESTS = 64
+
+Answer = dict[str, Any]  # output -> its array
+
+
+def quality(expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str, float]:
+    """Return the share of equal labels, or the smallest cosine and the mean of an answer with another format's.
+
+    Answers of one number are compared as one vector, because a number has no direction.
+    """
+    if "label" in expected[0]:
+        same = [np.array_equal(own["label"], other["label"]) for own, other in zip(actual, expected, strict=True)]
+        return {"equal_labels": float(np.mean(same))}
+    found = []
+    for name in [name for name, array in expected[0].items() if array.dtype.kind == "f"]:
+        ours, theirs = ([answer[name] for answer in answers] for answers in (actual, expected))
+        if all(array.size == 1 for array in theirs):
+            ours, theirs = [np.ravel(ours)], [np.ravel(theirs)]
+        found += [cosines(*pair) for pair in zip(theirs, ours, strict=True)]
+    values = np.concatenate(found)
+    return {"cosine_min": float(values.min()), "cosine_mean": float(values.mean())}
