@@ -38,7 +38,8 @@ class Options:
     engine: str = "onnxruntime"
     processes: int = 1
     pool: int = 1  # threads that run the model side by side, in each process
-    threads: int = 1  # of one run
+    threads: int = 1  # of one run; of all streams together
+    streams: int = 1  # OpenVINO's: runs that go on side by side
     batch: int = 1
     wait_ms: int = 0
 
@@ -54,7 +55,9 @@ class Embedder:
         repository = Path(options.repository)
         self.tokenizer = Tokenizer.from_file(str(repository / "tokenizer/1/tokenizer.json"))
         self.tokenizer.enable_padding()
-        self.run = ENGINES[options.engine](repository / "encoder/1/model.onnx", options.threads)
+        graph = graph_of(repository)
+        engine = "openvino" if graph.suffix == ".xml" else options.engine
+        self.engine = ENGINES[engine](graph, options)
 
     def embed(self, texts: list[str]) -> list[Any]:
         """Return the vector of each text."""
@@ -68,26 +71,38 @@ class Embedder:
         }
 
     def run_feed(self, feed: dict[str, Any]) -> Any:
-        (vectors,) = self.run([OUTPUT], feed)
+        (vectors,) = self.engine.run([OUTPUT], feed)
         return vectors
 
 
-def onnx_runtime(path: Path, threads: int) -> Any:
+def graph_of(repository: Path) -> Path:
+    """Return the graph that the server runs: in OpenVINO's format if there is one, else in ONNX."""
+    folder = repository / "encoder/1"
+    return next(folder.glob("*.xml"), folder / "model.onnx")
+
+
+def onnx_runtime(path: Path, options: Options) -> Any:
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run
+    session = ort.SessionOptions()
+    session.intra_op_num_threads = options.threads
+    return ort.InferenceSession(str(path), session, providers=["CPUExecutionProvider"])
 
 
-def openvino(path: Path, threads: int) -> Any:
+def openvino(path: Path, options: Options) -> Any:
     """Load the graph with the engine that this project's own backends use."""
-    sys.path.append(str(ROOT / "images/triton/backends"))
+    precision = "bf16" if runs_bf16() and path.suffix == ".onnx" else "f32"  # as the server: an int8 graph is no ONNX
     from shared.engines import OpenVinoGraph
+
+    return OpenVinoGraph(path, [OUTPUT]).compile(precision, options.threads, options.streams)
+
+
+def runs_bf16() -> bool:
+    """Return whether OpenVINO computes in bfloat16 on this CPU."""
+    sys.path.append(str(ROOT / "images/triton/backends"))
     from shared.parameters import has_bf16
 
-    graph = OpenVinoGraph(path, [OUTPUT])
-    return graph.compile("bf16" if has_bf16() else "f32", threads, parallel_runs=1).run
+    return has_bf16()
 
 
 ENGINES = {"onnxruntime": onnx_runtime, "openvino": openvino}

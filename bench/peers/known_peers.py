@@ -9,18 +9,20 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.clients import DIMENSIONS
-from bench.embedder import VARIABLE
+from bench.embedder import VARIABLE, graph_of, runs_bf16
 from bench.peers.running import Running, started
 from triton_transformers.own_stack import environment, server
 from triton_transformers.ports import free_ports
-from triton_transformers.settings import Settings, UserError
+from triton_transformers.settings import ROOT, Settings, UserError
+from triton_transformers.triton import engines
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
+PRECISIONS = {"f32": "fp32", "bf16": "bf16"}  # as Triton's metrics name them, and as the table does
 # The options of a server, as its source or its command line names them.
 Variant = dict[str, Any]
 
@@ -33,6 +35,7 @@ class Site:
     weights: Path
     repository: Path
     work: Path
+    int8: Site | None = None  # the same with the model in int8
 
     @property
     def cpu_list(self) -> str:
@@ -50,6 +53,8 @@ class Peer:
     form: str = "embed"
     is_rival: bool = True
     environment: tuple[tuple[str, str], ...] = ()
+    is_int8: bool = False
+    in_weights: bool = False  # runs in the folder of the weights
 
     def install(self) -> Path:
         """Return the virtual environment, after an install if its requirements have changed.
@@ -79,16 +84,24 @@ class Peer:
     @contextlib.contextmanager
     def serve(self, site: Site, variant: Variant) -> Iterator[Running]:
         venv = self.install()
+        site = in_int8(site) if self.is_int8 else site
         (port,) = free_ports(1)
         options = variant | {"port": port, "repository": str(site.repository)}
-        names = options | {"weights": site.weights, "venv": venv}
+        names = options | {"weights": site.weights, "venv": venv, "cpus": site.cpu_list}
         command = [f"{venv}/bin/{self.command[0]}", *(part.format(**names) for part in self.command[1:])]
-        variables = dict(self.environment) | {
+        variables = {name: value.format(**names) for name, value in self.environment} | {
             VARIABLE: json.dumps(options),
             "OMP_NUM_THREADS": str(len(site.cpus)),
         }
-        with started(command, port, self.form, site.cpu_list, variables) as running:
-            yield running
+        cwd = site.weights if self.in_weights else ROOT
+        with started(command, port, self.form, site.cpu_list, variables, cwd) as running:
+            yield replace(running, precision=self.precision(variant))
+
+    def precision(self, variant: Variant) -> str:
+        if self.is_int8:
+            return "int8"
+        in_bf16 = variant.get("dtype") == "bfloat16" or (variant.get("engine") == "openvino" and runs_bf16())
+        return "bf16" if in_bf16 else "fp32"
 
 
 @dataclass(frozen=True)
@@ -99,22 +112,33 @@ class OwnStack:
     engine: str
     form: str = "triton"
     is_rival: bool = False
+    is_int8: bool = False
 
     def variants(self, cores: int) -> list[Variant]:
         return [{"engine": self.engine}]
 
     @contextlib.contextmanager
     def serve(self, site: Site, variant: Variant) -> Iterator[Running]:
+        site = in_int8(site) if self.is_int8 else site
         path = site.work / f"stack-{self.engine}-{len(site.cpus)}"
         own = {"MODEL_REPOSITORY": str(site.repository), "TRITON_CPUS": site.cpu_list, "TRITON_ENGINE": self.engine}
         variables = environment(path, SYSTEMS="embedding", **own)
         with server(variables, quiet=True):
             leader = int((path / "state/run/supervisord.pid").read_text())
-            running = Running(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", self.form, leader)
+            engine = engines(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")["encoder"]
+            precision = "int8" if self.is_int8 else PRECISIONS[engine.split()[1]]
+            running = Running(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", self.form, leader, precision)
             try:
                 yield running
             finally:
                 running.resume()
+
+
+def in_int8(site: Site) -> Site:
+    """Return the site with the model in int8. Raise UserError if there is none."""
+    if not site.int8:
+        raise UserError("there is no int8 graph of this form")
+    return site.int8
 
 
 def run_module(name: str) -> tuple[str, ...]:
@@ -134,6 +158,14 @@ def batches(cores: int) -> list[Variant]:
     return [{"processes": cores, "batch": batch, "wait_ms": batch // 4} for batch in (1, 4, 8)]
 
 
+def streams(cores: int) -> list[Variant]:
+    return [{"engine": "openvino", "threads": cores, "streams": cores}]
+
+
+def vllm(cores: int) -> list[Variant]:
+    return [{"dtype": dtype} for dtype in ("float32", *(["bfloat16"] if runs_bf16() else []))]
+
+
 def infinity(cores: int) -> list[Variant]:
     return [
         {"engine": "optimum", "dtype": "float32", "batch": 16},
@@ -142,10 +174,18 @@ def infinity(cores: int) -> list[Variant]:
     ]
 
 
+# infinity passes the whole path of the graph to optimum, which looks for it below the folder: only "." works. From that
+# name infinity infers no pooling.
 INFINITY = (
-    "infinity_emb v2 --model-id {weights} --served-model-name model --port {port} --engine {engine} --dtype {dtype} "
-    "--batch-size {batch} --device cpu --no-bettertransformer --no-compile --log-level warning"
+    "infinity_emb v2 --model-id . --served-model-name model --port {port} --engine {engine} --dtype {dtype} "
+    "--batch-size {batch} --device cpu --no-bettertransformer --no-compile --pooling-method mean --log-level warning"
 )
+# vLLM reads the pooling from the checkpoint, and binds its threads to CPUs of its own choice if it is not told which.
+VLLM = (
+    "python -m vllm.entrypoints.openai.api_server --model {weights} --served-model-name embedding --port {port} "
+    "--runner pooling --dtype {dtype} --max-num-seqs 64 --no-enable-log-requests"
+)
+VLLM_VARIABLES = (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_CPU_OMP_THREADS_BIND", "{cpus}"))
 # The settings that Ray recommends for throughput. Without them a request passes two more threads.
 RAY = (("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1"),)
 PEERS = (
@@ -155,23 +195,42 @@ PEERS = (
     Peer("LitServe", "litserve", run_module("litserve_server"), batches),
     Peer("mosec", "mosec", run_module("mosec_server"), batches),
     Peer("Ray Serve", "ray", run_module("ray_server"), batches, environment=RAY),
-    Peer("infinity", "infinity", tuple(INFINITY.split()), infinity, form="openai"),
+    Peer("infinity", "infinity", tuple(INFINITY.split()), infinity, form="openai", in_weights=True),
+    Peer("OpenVINO Model Server's policy", "fastapi", run_module("openvino_server"), streams),
+    Peer("vLLM", "vllm", tuple(VLLM.split()), vllm, form="gateway", environment=VLLM_VARIABLES),
+    OwnStack("this project", "auto", is_int8=True),
+    Peer("FastAPI", "fastapi", run_module("fastapi_server"), one_by_one, is_int8=True),
+    Peer("mosec", "mosec", run_module("mosec_server"), batches, is_int8=True),
+    Peer(
+        "infinity",
+        "infinity",
+        tuple(INFINITY.split()),
+        lambda cores: infinity(cores)[:1],
+        form="openai",
+        is_int8=True,
+        in_weights=True,
+    ),
 )
 
 
 def weights_with_graph(weights: Path, repository: Path, folder: Path) -> Path:
-    """Return a folder with the model's files and its graph without the pooling, which infinity does itself."""
+    """Return a folder with the model's files and its graph without the pooling, which infinity does itself.
+
+    A graph in OpenVINO's format is left out, which infinity does not read.
+    """
     import onnx
 
     shutil.copytree(weights, folder, copy_function=lambda source, target: Path(target).symlink_to(source))
-    before, name = "token_embeddings", "last_hidden_state"
-    graph = onnx.load(repository / "encoder/1/model.onnx")
+    if (path := graph_of(repository)).suffix != ".onnx":
+        return folder
+    graph = onnx.load(path)
+    *_, last = (node for node in graph.graph.node if node.op_type == "LayerNormalization")
+    before, name = last.output[0], "last_hidden_state"
     for node in graph.graph.node:
         node.output[:] = [name if output == before else output for output in node.output]
         node.input[:] = [name if source == before else source for source in node.input]
     del graph.graph.output[:]
     shape: list[str | int | None] = ["batch", "tokens", DIMENSIONS]
     graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
-    (folder / "onnx").mkdir()
-    onnx.save(graph, folder / "onnx/model.onnx")
+    onnx.save(graph, folder / "model.onnx")
     return folder

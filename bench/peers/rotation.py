@@ -6,12 +6,13 @@ The result has a row for each, on the terminal and in Markdown.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,12 @@ from bench.tables import spread
 from loadtest.machine import host
 from triton_transformers.cli import err, one_interrupt, out, print_table
 from triton_transformers.corpus import MIXED
+from triton_transformers.models.catalogue import RECIPES, SYSTEMS
 from triton_transformers.own_stack import command, environment, folder
 from triton_transformers.settings import Settings, UserError
 
-COLUMNS = ("cores", "server", "requests/s", "p50 ms", "p95 ms", "settings")
+COLUMNS = ("cores", "precision", "server", "requests/s", "p50 ms", "p95 ms", "cosine", "settings")
+PRECISIONS = ("fp32", "bf16", "int8", "–")  # in the order of the table; servers without a window have none
 CELL_WIDTH = 40
 CORES = (1, 2)
 CLIENTS = 64
@@ -47,6 +50,8 @@ class Row:
     cores: int
     name: str
     is_rival: bool
+    precision: str = PRECISIONS[-1]
+    cosine: float = 0.0  # the smallest one with the reference
     variant: Variant = field(default_factory=dict)
     windows: list[Window] = field(default_factory=list)
     problem: str = ""
@@ -58,11 +63,12 @@ class Row:
     @property
     def cells(self) -> list[str]:
         if not self.windows:
-            return [str(self.cores), self.name, "–", "–", "–", self.problem]
+            return [str(self.cores), self.precision, self.name, "–", "–", "–", "–", self.problem]
         rates = [window.rate for window in self.windows]
         p50, p95 = (statistics.median(getattr(window, key) for window in self.windows) for key in ("p50_ms", "p95_ms"))
         settings = "; ".join([*self.settings, *self.failures])
-        return [str(self.cores), self.name, spread(rates, 0), f"{p50:.0f}", f"{p95:.0f}", settings]
+        figures = [spread(rates, 0), f"{p50:.0f}", f"{p95:.0f}", f"{self.cosine:.4f}"]
+        return [str(self.cores), self.precision, self.name, *figures, settings]
 
     @property
     def settings(self) -> list[str]:
@@ -76,18 +82,25 @@ class Row:
 
 def run() -> None:
     with one_interrupt(), folder() as work:
-        variables = environment(work, SYSTEMS="embedding")
-        command("models", variables)
-        repository = Path(variables["MODEL_REPOSITORY"])
-        weights = weights_with_graph(fetch_embedding(work), repository, work / "weights")
-        expected = reference(weights, MIXED.texts[:CHECKED_TEXTS])
         cpus = tuple(sorted(os.sched_getaffinity(0)))
+        int8 = next(form for form in RECIPES[SYSTEMS["embedding"].task].formats if "int8" in form)
+        site, in_int8 = (prepared(work / form, cpus, form) for form in ("onnx", int8))
+        expected = reference(site.weights, MIXED.texts[:CHECKED_TEXTS])
         rows: list[Row] = []
         for cores in CORES:
             if cores <= len(cpus):
-                site = Site(cpus[:cores], weights, repository, work)
-                rows += compare(PEERS, site, cpus[cores:] or cpus, expected)
+                own = replace(site, cpus=cpus[:cores], int8=replace(in_int8, cpus=cpus[:cores]))
+                rows += compare(PEERS, own, cpus[cores:] or cpus, expected)
     report(rows)
+
+
+def prepared(work: Path, cpus: tuple[int, ...], form: str) -> Site:
+    """Assemble the model in a format, in a folder of its own."""
+    work.mkdir()
+    variables = environment(work, SYSTEMS="embedding", FORMAT=form)
+    command("models", variables)
+    repository = Path(variables["MODEL_REPOSITORY"])
+    return Site(cpus, weights_with_graph(fetch_embedding(work), repository, work / "weights"), repository, work)
 
 
 def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int, ...], expected: dict) -> list[Row]:
@@ -99,7 +112,8 @@ def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int
         for peer, row in zip(peers, rows, strict=True):
             try:
                 kept = stack.enter_context(contextlib.ExitStack())
-                running, row.variant = start_fastest(peer, site, window, expected, kept)
+                running, row.variant, row.cosine = start_fastest(peer, site, window, expected, kept)
+                row.precision = running.precision
                 servers.append((row, running))
             except UserError as error:
                 row.problem = " ".join(str(error).split())
@@ -133,23 +147,23 @@ def start_fastest(
     window: Callable[[str, Running, float], Window],
     expected: dict,
     kept: contextlib.ExitStack,
-) -> tuple[Running, Variant]:
+) -> tuple[Running, Variant, float]:
     """Start the peer with each of its settings, and leave it running, paused, with the fastest; `kept` stops it."""
-    fastest: tuple[float, Running, Variant] | None = None
+    fastest: tuple[float, Running, Variant, float] | None = None
     reason = ""
     variants = peer.variants(len(site.cpus))
     for variant in variants:
         try:
             with contextlib.ExitStack() as trial, err.status(f"starting {peer.name}"):
                 running = trial.enter_context(peer.serve(site, variant))
-                running.check(expected)
+                cosine = running.check(expected)
                 has_choice = len(variants) > 1
                 rate = window(f"trying {peer.name}", running, TRIAL_S).rate if has_choice else 0.0
                 running.pause()
                 if not fastest or rate > fastest[0]:
                     kept.close()
                     kept.push(trial.pop_all())
-                    fastest = rate, running, variant
+                    fastest = rate, running, variant, cosine
         except (UserError, OSError, subprocess.SubprocessError) as error:
             reason = str(error)
     if not fastest:
@@ -171,13 +185,13 @@ def report(rows: list[Row]) -> None:
 
 
 def ordered(rows: list[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: (row.cores, -row.rate))
+    return sorted(rows, key=lambda row: (row.cores, PRECISIONS.index(row.precision), -row.rate))
 
 
 def show(rows: list[Row]) -> None:
     """Print the table, and long settings or problems in several lines."""
     cells = [[escape(fill(cell, CELL_WIDTH)) for cell in row.cells] for row in ordered(rows)]
-    print_table(COLUMNS, cells, text_columns=("server", "settings"))
+    print_table(COLUMNS, cells, text_columns=("precision", "server", "settings"))
 
 
 def markdown(rows: list[Row]) -> str:
@@ -187,15 +201,17 @@ def markdown(rows: list[Row]) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    """Return the machine, and for each number of cores the quotient of this project and the fastest rival."""
+    """Return the machine, and this project / the fastest rival for each number of cores and precision."""
     lines = [f"CPU: {host()['cpu']}. Command: `make bench BENCH=peers`."]
-    for cores in sorted({row.cores for row in rows}):
-        own = next((row for row in rows if row.cores == cores and row.windows and not row.is_rival), None)
-        rivals = [row for row in rows if row.cores == cores and row.windows and row.is_rival]
-        if own and rivals:
-            best = max(rivals, key=lambda row: row.rate)
+    for cores, precision in itertools.product(sorted({row.cores for row in rows}), PRECISIONS):
+        alike = [row for row in rows if (row.cores, row.precision) == (cores, precision) and row.windows]
+        own, best = (
+            max((row for row in alike if row.is_rival == is_rival), key=lambda row: row.rate, default=None)
+            for is_rival in (False, True)
+        )
+        if own and best:
             lines.append(
-                f"{cores} core(s): {own.name} {own.rate:.0f} requests/s, {own.rate / best.rate:.1f} times the fastest "
-                f"other server ({best.name}, {best.rate:.0f})."
+                f"{cores} core(s), {precision}: {own.name} {own.rate:.0f} requests/s, {own.rate / best.rate:.1f} times "
+                f"the fastest other server ({best.name}, {best.rate:.0f})."
             )
     return "\n".join(lines)

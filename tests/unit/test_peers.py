@@ -194,27 +194,44 @@ def window(rate, p50=10.0, failures=0):
 
 
 ROWS = [
-    Row(1, "FastAPI", True, {"pool": 1}, [window(90.0), window(110.0, 12.0), window(100.0, 11.0)]),
-    Row(1, "this project", False, {}, [window(300.0), window(250.0), window(350.0)]),
+    Row(1, "FastAPI", True, "fp32", 1.0, {"pool": 1}, [window(90.0), window(110.0, 12.0), window(100.0, 11.0)]),
+    Row(1, "this project", False, "int8", 0.976, {}, [window(600.0)]),
+    Row(1, "this project", False, "fp32", 1.0, {}, [window(300.0), window(250.0), window(350.0)]),
     Row(1, "mosec", True, problem="could not be installed: no matching | distribution"),
-    Row(2, "FastAPI", True, {"processes": 2}, [window(50.0, failures=3)]),
+    Row(2, "FastAPI", True, "fp32", 1.0, {"pool": 2}, [window(50.0, failures=3)]),
 ]
 
 
 def test_table_has_medians_settings_and_reasons_and_compares_with_the_fastest_other_server():
-    assert markdown(ROWS).splitlines()[-4:] == [
-        "| 1 | this project | 300 (250 to 350) | 15 | 20 | default |",
-        "| 1 | FastAPI | 100 (90 to 110) | 16 | 22 | pool 1 |",
-        "| 1 | mosec | – | – | – | could not be installed: no matching / distribution |",
-        "| 2 | FastAPI | 50 (50 to 50) | 15 | 20 | processes 2; 3 requests failed, the first with: 500 no |",
+    assert markdown(ROWS).splitlines()[-5:] == [
+        "| 1 | fp32 | this project | 300 (250 to 350) | 15 | 20 | 1.0000 | default |",
+        "| 1 | fp32 | FastAPI | 100 (90 to 110) | 16 | 22 | 1.0000 | pool 1 |",
+        "| 1 | int8 | this project | 600 (600 to 600) | 15 | 20 | 0.9760 | default |",
+        "| 1 | – | mosec | – | – | – | – | could not be installed: no matching / distribution |",
+        "| 2 | fp32 | FastAPI | 50 (50 to 50) | 15 | 20 | 1.0000 | pool 2; 3 requests failed, the first with: 500 no |",
     ]
     text = summary(ROWS)
     assert "make bench BENCH=peers" in text
-    assert "1 core(s): this project 300 requests/s, 3.0 times the fastest other server (FastAPI, 100)" in text
-    assert "2 core(s)" not in text
+    assert "1 core(s), fp32: this project 300 requests/s, 3.0 times the fastest other server (FastAPI, 100)" in text
+    assert "int8" not in text and "2 core(s)" not in text
     with out.capture() as capture:
         show(ROWS)
     assert all(word in capture.get() for word in ("FastAPI", "mosec", "pool 1", "300 (250 to"))
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "precision"),
+    [
+        ("mosec", {"processes": 2}, "fp32"),
+        ("infinity", {"engine": "torch", "dtype": "bfloat16"}, "bf16"),
+        ("OpenVINO Model Server's policy", {"engine": "openvino"}, "bf16"),
+    ],
+)
+def test_precision_follows_from_the_settings_and_the_cpu(name, variant, precision, monkeypatch):
+    monkeypatch.setattr(known_peers, "runs_bf16", lambda: True)
+    own, *_ = [peer for peer in PEERS if peer.name == name]
+    assert own.precision(variant) == precision
+    assert all(peer.precision(variant) == "int8" for peer in PEERS if isinstance(peer, Peer) and peer.is_int8)
 
 
 def test_triton_form_reads_the_tensor_after_the_header():
