@@ -7,7 +7,7 @@ worker_users.py  the users in several processes (worker.py) report.py      the t
 locust_users.py  what each user sends and receives          telemetry.py   what Prometheus scrapes meanwhile
 arrivals.py      requests that arrive at a rate             machine.py     the machine, and other programs on it
 switching.py     the modes on the server                    compare.py     the command that brings these together
-generating.py    what differs for systems that generate  quality.py     how near a format's answers are
+generating.py    what differs for systems that generate     agreement.py   how near a format's answers are
 
 overload.py      make loadtest OVERLOAD: more requests than the server can answer
 tune/            make tune: the search and its report

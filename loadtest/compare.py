@@ -18,11 +18,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest import report, statistics
+from loadtest.agreement import REQUESTS, agreement
 from loadtest.examples import ABOUT, Examples, ask
 from loadtest.generating import Reader
 from loadtest.locust_users import Job
 from loadtest.machine import OtherPrograms, host, pin
-from loadtest.quality import REQUESTS, quality
 from loadtest.report import GENERATING_HEADER, WINDOWS_HEADER, print_table, window_line
 from loadtest.statistics import Results
 from loadtest.switching import Capacity, Switch, Switched, composing, plan, plan_formats, restore_after_kill
@@ -265,7 +265,7 @@ class Comparison:
             except (OSError, ValueError) as error:
                 raise UserError(f"FORMAT={form} refuses an example request: {error}. See `make logs`") from None
         for form in self.settings.formats[1:]:
-            self.quality[form] = quality(answers[self.settings.formats[0]], answers[form])
+            self.quality[form] = agreement(answers[self.settings.formats[0]], answers[form])
 
     def _models(self) -> list[Switched]:
         """Return the configurations of the modes; leave `instances` out if the server cannot run it."""

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from loadtest.agreement import REQUESTS
 from loadtest.arrivals import Sample
 from loadtest.machine import is_busy
-from loadtest.quality import REQUESTS
 from loadtest.statistics import (
     NARROW,
     NOT_PROVEN,

@@ -15,7 +15,7 @@ REQUESTS = 64
 Answer = dict[str, Any]  # output -> its array
 
 
-def quality(expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str, float]:
+def agreement(expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str, float]:
     """Return the share of equal labels, or the smallest cosine and the mean of an answer with another format's.
 
     Answers of one number are compared as one vector, because a number has no direction.
