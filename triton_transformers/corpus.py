@@ -34,3 +34,7 @@ FOLDER = Path(__file__).parent
 MIXED = Corpus(FOLDER / "corpus_mixed.txt")
 # The three texts of the published load test that WORKLOAD=published repeats.
 PUBLISHED = Corpus(FOLDER / "corpus_published.txt")
+# 2,168 texts in twelve languages, from one word to about ninety, which a cheaper graph may not confuse. They are about
+# 16 topics, eight of them in all languages. For each topic and language, two queries, four subjects, four predicates
+# and three further sentences were written by hand, and put together at random.
+QUALITY = Corpus(FOLDER / "corpus_quality.txt")
