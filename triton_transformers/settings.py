@@ -93,6 +93,12 @@ def _decimal(minimum: float = 0.0) -> Rule[float]:
     return _number(float, "a number", minimum)
 
 
+def _share(text: str) -> float:
+    if (share := _decimal(0.5)(text)) > 1:
+        raise ValueError("must be at most 1")
+    return share
+
+
 def _port(text: str) -> int:
     port = _integer(1)(text)
     if port > 65535:
@@ -256,6 +262,7 @@ class Settings(dict[str, str]):
     # The catalogue of models has the values of TASK and FORMAT.
     task = Setting(str, shown=True)
     format = Setting(str, shown=True)
+    min_quality = Setting(_optional(_share), shown=True)
     adapters = Setting(str.split)
     draft = Setting(str)
     transformers = Setting(str, "transformers", restarts="local")

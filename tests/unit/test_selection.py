@@ -66,7 +66,7 @@ def test_own_name_requires_weights(settings):
     [
         ("pets", {"HF_MODEL": "a/b", "SOURCE": "/c"}, "SOURCE and HF_MODEL both name weights: set one of them"),
         ("pets", {"HF_MODEL": "a/b", "TASK": "cooking"}, "TASK=cooking: must be one of"),
-        ("pets", {"HF_MODEL": "a/b", "FORMAT": "gguf"}, "FORMAT=gguf: must be one of onnx, onnx-int8, python"),
+        ("pets", {"HF_MODEL": "a/b", "FORMAT": "gguf"}, "FORMAT=gguf: must be one of onnx, int8, onnx-int8, python"),
         ("pets_encoder", {"SOURCE": "/c"}, "pets_encoder is a part of pets"),
         ("falcon7b_stream", {"SOURCE": "/c"}, "falcon7b_stream is a part of falcon7b"),
         (
@@ -130,6 +130,20 @@ def test_system_stays_until_the_settings_choose_another(settings):
     assert requested(settings, "falcon7b", HF_MODEL="c/d").task == "text-generation"
     assert missing(settings, "pets", FORMAT="onnx-int8") == ["pets"]
     assert missing(settings, "pets", TASK="fill-mask") == ["pets"]
+
+
+def test_quality_of_int8_stays_until_the_settings_choose_another(settings):
+    put(settings, "pets", "a/b@123", format="int8", min_quality=0.98)
+    assert missing(settings, "pets", FORMAT="int8") == []
+    assert missing(settings, "pets", MIN_QUALITY="0.98") == []
+    assert missing(settings, "pets", MIN_QUALITY="0.99") == ["pets"]
+    assert requested(settings, "pets").min_quality == 0.98  # for a newer recipe
+    assert requested(settings, "pets", MIN_QUALITY="0.99").min_quality == 0.99
+    assert requested(settings, "pets", FORMAT="onnx").min_quality is None
+    put(settings, "embedding", "from the catalogue", format="int8", min_quality=0.97)
+    compared = {"SYSTEM": "embedding", "FORMATS": "onnx int8"}
+    assert requested(settings, "embedding.int8", **compared).min_quality == 0.97
+    assert requested(settings, "embedding.onnx", **compared).min_quality is None
 
 
 def test_generated_text_moves_to_the_engine_of_the_profile(settings):

@@ -87,6 +87,7 @@ WRONG = [
     ("RUNTIME", "podman", "must be one of docker, local"),
     ("ROUNDS", "1", "must be at least 2"),
     ("USERS", "0", "must be at least 1"),
+    ("MIN_QUALITY", "98", "must be at most 1"),
     ("WARMUP", "-1", "must be at least 0"),
     ("WARMUP", "inf", "must be a number"),
     ("WAIT", "0.4,0.1", "the minimum must be at least 0 and at most the maximum"),

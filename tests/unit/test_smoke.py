@@ -94,6 +94,7 @@ def test_requests_fit_the_model():
         ("onnx", {"tolerance": 1e-3}, Limits(1e-3)),
         ("python", {"tolerance": 1e-1}, Limits(1e-1, compares_texts=False)),
         ("onnx-int8", {"tolerance": 1e-3}, Limits(0.5, compares_texts=False)),
+        ("int8", {"tolerance": 1e-3}, Limits(0.2, compares_texts=False)),
         ("python", {"dtype": "bfloat16"}, Limits(compares_texts=False)),
         ("openvino", {"weights": "int8"}, Limits(compares_texts=False)),
         ("openvino-fp16", {"weights": "fp16", "dtype": "float32"}, Limits()),

@@ -21,7 +21,7 @@ from triton_transformers.models.drafts import FACT as DRAFT
 from triton_transformers.models.drafts import check_draft, open_draft
 from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.models.placement import delete_files, place_files
-from triton_transformers.models.record import DEFAULT, FORMAT_OF, IGNORE, Record, read_record, read_records
+from triton_transformers.models.record import DEFAULT, FORMAT_OF, IGNORE, MIN_QUALITY, Record, read_record, read_records
 from triton_transformers.models.selection import missing_systems
 from triton_transformers.models.sources import Weights, open_weights
 from triton_transformers.models.tasks import LIST, needs_pipeline, read_config, task_of, transformers_of
@@ -92,6 +92,8 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
             outcome = outcome.join(Outcome(facts={DEFAULT: settings.profile}))
         if system.name in settings.variants():
             outcome = outcome.join(Outcome(facts={FORMAT_OF: settings.system}))
+        if system.min_quality:
+            outcome = outcome.join(Outcome(facts={MIN_QUALITY: system.min_quality}))
         if draft:
             outcome = outcome.join(Outcome(f"tokens are proposed by {draft.name}", {DRAFT: draft.identity}))
         outcome = outcome.join(converted).join(keep_adapters(job, repository))
@@ -123,6 +125,8 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
             f"{system.name} ({task}) runs as a pipeline of PyTorch, which AWS Neuron has no compiler for: "
             "set PROFILE=cpu or cuda"
         )
+    if system.min_quality and form != "int8":
+        raise UserError(f"MIN_QUALITY: {system.name} is {task} ({form}), and only FORMAT=int8 measures what it keeps")
     if system.draft:
         check_draft(system.name, task, form)
     return Job(
@@ -135,6 +139,7 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
         trust_remote_code=trust_remote_code,
         neuron=target,
         profile=settings.profile,
+        min_quality=system.min_quality,
     )
 
 

@@ -15,14 +15,17 @@ from triton_transformers.neuron.target import Target
 from triton_transformers.settings import UserError
 
 ONNX_FORMATS = ("onnx", "onnx-int8", "python")
+INT8_FORMATS = ("onnx", "int8", "onnx-int8", "python")
+# The tasks of texts for which no measure of what int8 keeps is defined.
+WITHOUT_INT8 = ("fill-mask", "question-answering")
 TEXT_FORMATS = ("openvino", "openvino-int4", "openvino-bf16", "openvino-fp16", "openvino-fp32", "vllm", "python")
 # All formats that `make models` can make.
-FORMATS = tuple(dict.fromkeys((*ONNX_FORMATS, *TEXT_FORMATS, PIPELINE)))
+FORMATS = tuple(dict.fromkeys((*INT8_FORMATS, *TEXT_FORMATS, PIPELINE)))
 
 
 def runs_on(form: str, profile: str) -> bool:
     """Return whether a server of this profile has the engine of the format."""
-    return profile == {"openvino": "cpu", "vllm": "cuda"}.get(form.partition("-")[0], profile)
+    return profile == {"openvino": "cpu", "int8": "cpu", "vllm": "cuda"}.get(form.partition("-")[0], profile)
 
 
 class FormatUnavailable(UserError):
@@ -47,6 +50,7 @@ class Job:
     neuron: Target | None = None  # set if the format is `neuron`
     draft: Weights | None = None  # of a smaller model that proposes tokens; its name may be drafts.LOOKUP
     profile: str = "cpu"  # of the server
+    min_quality: float | None = None  # what FORMAT=int8 must keep, instead of the bound of the task
 
     def take(self, file: Path, version: Path) -> None:
         """Put one of the weights' files into the folder of a version."""
@@ -69,6 +73,12 @@ class Outcome:
 
     def join(self, other: Outcome) -> Outcome:
         return Outcome("; ".join(filter(None, (self.summary, other.summary))), self.facts | other.facts)
+
+    def of(self, route: str) -> Outcome:
+        """Return the outcome with the name of the route that it is about, if there are several."""
+        if not route:
+            return self
+        return Outcome(f"{route}: {self.summary}", {f"{route}_{name}": fact for name, fact in self.facts.items()})
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,7 @@ class System:
     gigabytes: float = 0.0
     about: str = ""
     draft: Source | str = ""  # what proposes its tokens: drafts.py
+    min_quality: float | None = None  # see Job
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,7 +129,8 @@ class System:
 
 RECIPES = {
     **{task: Recipe(PIPELINE, (PIPELINE,)) for task in PIPELINE_TASKS},
-    **{task: Recipe("text", neuron=True) for task in TEXT_TASKS},
+    **{task: Recipe("text", INT8_FORMATS, neuron=True) for task in TEXT_TASKS},
+    **{task: Recipe("text", neuron=True) for task in WITHOUT_INT8},
     **{task: Recipe("text", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
     TEXT_IMAGE: Recipe("vision"),
     "text-generation": Recipe("generation", TEXT_FORMATS, version="2"),

@@ -20,6 +20,7 @@ IGNORE = ".gitignore"
 DEFAULT = "default_on"
 # A fact of what `make loadtest FORMATS` assembled: the system whose format it is.
 FORMAT_OF = "format_of"
+MIN_QUALITY = "min_quality"  # set by the user, for FORMAT=int8
 
 
 @dataclass(frozen=True)

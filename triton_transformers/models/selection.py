@@ -11,7 +11,15 @@ from triton_transformers.models.added_adapters import adapter_changes
 from triton_transformers.models.catalogue import CATALOGUE, FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
 from triton_transformers.models.drafts import is_recorded, requested_draft
 from triton_transformers.models.pipeline_tasks import PIPELINE
-from triton_transformers.models.record import DEFAULT, FORMAT_OF, Record, find_record, read_record, read_records
+from triton_transformers.models.record import (
+    DEFAULT,
+    FORMAT_OF,
+    MIN_QUALITY,
+    Record,
+    find_record,
+    read_record,
+    read_records,
+)
 from triton_transformers.models.sources import Folder, Hub, Source, identity, source_of
 from triton_transformers.models.unsupported import check_task_name
 from triton_transformers.neuron.target import Target
@@ -20,7 +28,7 @@ from triton_transformers.settings import Settings, UserError
 # The recipe `gpt2` makes models with published names, so it serves gpt2_ensemble only.
 TASKS = tuple(task for task in RECIPES if task != "gpt2")
 # These settings choose what a system is made of. Without any of them, a system that is in place stays as it is.
-CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT", "DRAFT")
+CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT", "MIN_QUALITY", "DRAFT")
 
 
 def all_in_place(settings: Settings, systems: list[str]) -> bool:
@@ -58,11 +66,12 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
         raise UserError(f"SYSTEMS: '{name}' is not a valid name; use letters, digits, '_', '-' and '.'")
     if form := settings.variants().get(name):
         base = requested_system(settings.system, settings, repository)
-        return base and replace(base, name=name, format=form, companions=())
+        quality = recorded_quality(settings.system, form, repository)
+        return base and replace(base, name=name, format=form, companions=(), min_quality=quality)
     source = chosen_source(settings)
     # A record comes first: the user may have assembled a system of the catalogue from other weights.
     system = assembled_system(name, repository, settings.profile) or find_system(name)
-    if any(settings[choice] for choice in CHOICES if choice != "DRAFT"):
+    if any(settings[choice] for choice in CHOICES if choice not in ("MIN_QUALITY", "DRAFT")):
         system = find_system(name) or system
         if system and system.name != name:
             raise UserError(
@@ -83,14 +92,22 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
             )
         system = System(name, "", source)
     check_task_name(settings.task)
+    form = chosen_format(settings) or system.format
     task = "" if source and name not in SYSTEMS else system.task  # other weights may be for another task
     return replace(
         system,
         source=source or system.source,
         task=settings.choice("TASK", TASKS) if settings.task else task,
-        format=chosen_format(settings) or system.format,
+        format=form,
         draft=requested_draft(settings, read_record(system.name, repository)),
+        min_quality=settings.min_quality or recorded_quality(system.name, form, repository),
     )
+
+
+def recorded_quality(name: str, form: str, repository: Path) -> float | None:
+    """Return the MIN_QUALITY that the system was assembled with, if the format has one."""
+    record = read_record(name, repository)
+    return record.facts.get(MIN_QUALITY) if record and form == "int8" else None
 
 
 def chosen_format(settings: Settings) -> str:
@@ -154,6 +171,7 @@ def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
         record.identity == identity(system.source, record.identity)
         and record.task == (system.task or record.task)
         and record.format == (form or record.format)
+        and system.min_quality == record.facts.get(MIN_QUALITY)
         and is_recorded(system.draft, record)
     )
 

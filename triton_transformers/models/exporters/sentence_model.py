@@ -136,7 +136,7 @@ class SentenceModel(TextModel):
         if not folders:
             return None
         names, first = ", ".join(folder.name for folder in folders), self.original[0]
-        if self.job.format not in ("onnx", "onnx-int8"):
+        if self.job.format not in ("onnx", "onnx-int8", "int8"):
             raise UserError(
                 f"{self.job.system}: its adapters ({names}) are served with FORMAT=onnx on a CPU or GPU only"
             )

@@ -7,20 +7,23 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from triton_transformers.corpus import MIXED
+from triton_transformers.corpus import MIXED, QUALITY
 from triton_transformers.kinds import TOKEN_COUNT, TOKENIZED
 from triton_transformers.models.adapters import adapter_folders
 from triton_transformers.models.catalogue import Job, Outcome
 from triton_transformers.models.exporters.config_writer import Config, batched, ensemble, ragged, tensor, write_config
+from triton_transformers.models.exporters.int8 import Conversion
 from triton_transformers.models.exporters.low_rank import ADAPTER
 from triton_transformers.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
 from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, measure_parity
+from triton_transformers.models.exporters.quality import DOCUMENTS
 from triton_transformers.models.exporters.references import WINDOW_STRIDE
 from triton_transformers.models.exporters.served import Tensors, served_tokens
 from triton_transformers.models.exporters.text_model import TextModel
@@ -36,6 +39,8 @@ MAX_BATCH = 64
 CUDA_MAX_BATCH = 256  # on PyTorch: 64 short texts are too few tokens to keep a GPU busy
 MAX_WINDOWS = 256  # of the contexts of one request
 ANSWERS = 5  # words for a mask
+QUERIES = 40  # for which a ranker in int8 orders documents
+LARGEST_OUTPUTS = 2**27  # numbers: what an encoder in int8 answers to all texts must fit into the memory
 # The tokenizer's outputs that are not one number per token.
 FROM_TOKENIZER = {
     "offsets": ("INT64", [-1, 2]),
@@ -90,6 +95,8 @@ def assemble(job: Job) -> Outcome:
             outcome = compare(model, requests, expected)
         if job.format == "onnx-int8":
             outcome = outcome.join(convert_to_int8(model, requests))
+        elif job.format == "int8":
+            outcome = outcome.join(convert_for_openvino(model))
     return outcome.join(Outcome(facts={"max_length": model.max_length}))
 
 
@@ -196,10 +203,22 @@ def save_python(model: TextModel) -> None:
 def convert_to_int8(model: TextModel, requests: list[Tensors]) -> Outcome:
     """Convert the encoder; compare it with fp32 for each text alone, and a batch with each text alone."""
     outcome = Outcome()
-    for encoder in model.encoders.values():
-        feeds = encoded(encoder, taking(encoder.route, model, requests))
-        outcome = outcome.join(quantize_and_compare(encoder.version("encoder") / "model.onnx", feeds))
+    for route, encoder in model.encoders.items():
+        feeds = encoded(encoder, taking(route, model, requests))
+        outcome = outcome.join(quantize_and_compare(encoder.version("encoder") / "model.onnx", feeds).of(route))
     return outcome.join(compare_int8_batches(model.job, requests, model.task.compared))
+
+
+def convert_for_openvino(model: TextModel) -> Outcome:
+    """Convert the encoders to int8 for OpenVINO, within a bound of their quality on the committed texts."""
+    outcome = Outcome()
+    for route, encoder in model.encoders.items():
+        feeds, examples = (
+            [feed for feed in encoded(encoder, quality_requests(encoder, corpus.texts)) if length(feed)]
+            for corpus in (QUALITY, MIXED)
+        )
+        outcome = outcome.join(Conversion(encoder, feeds, examples, partial(padded, encoder)).outcome().of(route))
+    return outcome
 
 
 def compile_and_compare(model: TextModel, requests: list[Tensors], expected: list[Tensors]) -> Outcome:
@@ -288,6 +307,17 @@ def span_requests(model: TextModel) -> list[Tensors]:
 def single(model: TextModel, texts: list[str]) -> list[tuple[str, ...]]:
     """Return a row for each text that has tokens: no model runs on an empty text without special tokens."""
     return [(text,) for text in texts if model.tokenize([text])["input_ids"].numel()]
+
+
+def quality_requests(model: TextModel, texts: list[str]) -> list[Tensors]:
+    """Return requests for the texts: one for each, or for a ranker documents for each of some queries."""
+    if model.job.task == "text-ranking":
+        documents = [texts[start : start + DOCUMENTS] for start in range(0, QUERIES * DOCUMENTS, DOCUMENTS)]
+        return [
+            model.request(query, text) for query, group in zip(MIXED.texts, documents, strict=False) for text in group
+        ]
+    outputs = model.vocabulary if model.job.task == "sparse-embedding" else 1
+    return [model.request(text) for text in texts[: LARGEST_OUTPUTS // outputs]]
 
 
 def example_texts(max_length: int) -> list[str]:
@@ -444,7 +474,8 @@ def encoder_of_format(model: TextModel, inputs: list[Config], outputs: list[Conf
         cores = {"NEURON_CORE_START_INDEX": target.cores[0], "NEURON_CORE_END_INDEX": target.cores[-1]}
         return batched("neuron", MAX_BATCH, inputs, outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}
     if model.job.format != "python":
-        return batched("packed_onnx", MAX_BATCH, inputs, outputs, "KIND_AUTO"), {}
+        kind = "KIND_CPU" if model.job.format == "int8" else "KIND_AUTO"
+        return batched("packed_onnx", MAX_BATCH, inputs, outputs, kind), {}
     parameters: Parameters = {"task": "text-encoder", "model_class": model.model_class}
     if model.mask:
         parameters["mask_token_id"] = model.hugging_face_tokenizer.mask_token_id

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # OpenVINO computes 64-bit numbers in 32 bits, so only token ids and the like may be integers, and no output.
 _INPUTS = {np.bool_, np.int8, np.uint8, np.int32, np.int64, np.float16, np.float32}
 _OUTPUTS = {np.float16, np.float32}
+# The file of a graph with matrices in 8 bits (triton_transformers/models/exporters/int8.py), in place of model.onnx.
+INT8 = "int8.xml"
 
 
 class EngineError(Exception):
@@ -54,6 +56,22 @@ def check_openvino(inputs: dict[str, type], outputs: dict[str, type]) -> None:
                 raise EngineError(f"OpenVINO does not run models with '{name}' of type {np.dtype(dtype).name}")
 
 
+@dataclass(frozen=True)
+class Int8:
+    """Facts about a graph with matrices in 8 bits, which the graph's file keeps."""
+
+    group: int  # values of an activation that share a scale
+    quality: str  # for people, such as "99.2% of neighbours"
+
+    @classmethod
+    def read(cls, graph: openvino.Model) -> Int8:
+        return cls(int(graph.get_rt_info([INT8, "group"]).value), graph.get_rt_info([INT8, "quality"]).value)
+
+    def write(self, graph: openvino.Model) -> None:
+        for name, value in vars(self).items():
+            graph.set_rt_info(str(value), [INT8, name])
+
+
 class OpenVinoGraph:
     """A graph as OpenVINO reads it, reduced to the outputs that are served.
 
@@ -73,6 +91,7 @@ class OpenVinoGraph:
             graph = self.core.read_model(path)
             results = {name: result for result in graph.get_results() for name in result.output(0).get_names()}
             self.graph = openvino.Model([results[name] for name in outputs], graph.get_parameters(), "served")
+            self.int8 = Int8.read(graph) if path.name == INT8 else None
             self._find_tables()
             self._transpose_in_matmul()
         except Exception as error:  # OpenVINO's exceptions are RuntimeErrors of many lines
@@ -91,12 +110,15 @@ class OpenVinoGraph:
             # Without OpenVINO's single kernel for attention: with AMX it takes twice as long as its parts for texts of
             # 24 tokens, and as long for texts of 128.
             settings["SNIPPETS_MODE"] = "DISABLE"
+        if self.int8:
+            settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = self.int8.group
         try:
             compiled = self.core.compile_model(self.graph, "CPU", settings)
         except Exception as error:
             raise EngineError(f"OpenVINO cannot compile the model: {_one_line(error)}") from error
         alone = partial(self.compile, precision, threads, 1) if parallel_runs > 1 else None
-        return OpenVinoEngine(self, compiled, precision, alone)
+        label = f"int8 ({self.int8.quality})" if self.int8 else precision
+        return OpenVinoEngine(self, compiled, label, alone)
 
     def _find_tables(self) -> None:
         from openvino import opset13 as ops
@@ -106,7 +128,7 @@ class OpenVinoGraph:
             kind, sources = node.get_type_name(), [value.get_node() for value in node.input_values()]
             if kind == "Parameter" or (kind != "ShapeOf" and any(s.get_name() in dependent for s in sources)):
                 dependent.add(node.get_name())
-            if kind != "Gather" or sources[0].get_type_name() != "Constant" or sources[1].get_name() not in dependent:
+            if kind != "Gather" or not _is_table(sources[0]) or sources[1].get_name() not in dependent:
                 continue
             rows = sources[0].get_output_partial_shape(0)[int(sources[2].get_data())].get_length()
             source = sources[1]
@@ -140,6 +162,13 @@ class OpenVinoGraph:
                 transpose_a = product.get_attributes()["transpose_a"]
                 replacement = ops.matmul(product.input_value(0), rows, transpose_a, True)
                 product.output(0).replace(replacement.output(0))
+
+
+def _is_table(node: openvino.Node) -> bool:
+    """Return whether the node is a constant, or one that is stored in 16 bits."""
+    if node.get_type_name() == "Convert":
+        node = node.input_value(0).get_node()
+    return str(node.get_type_name()) == "Constant"
 
 
 class OpenVinoEngine:

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime 1.29 and later report by default
 
 import onnxruntime as ort
 
 from shared.engine_choice import Subject, choose_engine, engine_choices
-from shared.engines import Engine, OnnxRuntimeEngine
+from shared.engines import INT8, Engine, EngineError, OnnxRuntimeEngine, OpenVinoGraph, check_openvino
 from shared.measurements import Measured, model_and_machine
 from shared.parameters import choice_parameter, flag_parameter, instance_count, int_parameter, parameter, usable_cpus
 from shared.sample_inputs import InputSpec, batch_samples, packed_samples
 from shared.types import BY_ONNX, ConfigError, ElementType, InstanceArgs, ModelConfig
+
+if TYPE_CHECKING:
+    import openvino
 
 # The C++ backend sets this for a model that batches and has no max_batch_size.
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -58,6 +61,18 @@ def ports(nodes: Sequence[ort.NodeArg]) -> dict[str, Port]:
         if node.type not in BY_ONNX:
             raise ConfigError(f"'{node.name}' of the model has the type {node.type}, which Triton does not support")
     return {node.name: Port(node.name, BY_ONNX[node.type], tuple(node.shape)) for node in nodes}
+
+
+def openvino_ports(names: Iterable[str], nodes: Iterable[openvino.Output]) -> dict[str, Port]:
+    """Return the ports of a text encoder as OpenVINO has them, which keeps no names of axes."""
+    axes = ("texts", "tokens", None)
+    ports = {}
+    for name, node in zip(names, nodes, strict=False):
+        (element,) = (own for own in BY_ONNX.values() if own.numpy is node.element_type.to_dtype().type)
+        sizes = zip(axes, node.partial_shape, strict=False)
+        shape = tuple(axis if size.is_dynamic else size.get_length() for axis, size in sizes)
+        ports[name] = Port(name, element, shape)
+    return ports
 
 
 def model_path(config: ModelConfig, version_folder: Path) -> Path:
@@ -151,7 +166,10 @@ class OnnxModel:
     def load(
         cls, config: ModelConfig, args: InstanceArgs, log: Callable[[str], None], ragged: bool = False
     ) -> OnnxModel:
-        path = model_path(config, Path(args["model_repository"]) / args["model_version"])
+        folder = Path(args["model_repository"]) / args["model_version"]
+        if (int8 := folder / INT8).is_file():
+            return cls.load_int8(config, args, int8, log)
+        path = model_path(config, folder)
         kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
         session = open_session(config, path, kind, device_id, ragged)
         inputs, outputs = ports(session.get_inputs()), ports(session.get_outputs())
@@ -176,6 +194,25 @@ class OnnxModel:
         model = cls(config, inputs, outputs, engine, "int8" if is_quantized(path) else engine.precision, path)
         log(f"{args['model_instance_name']}: runs on {engine.name} in {model.precision} ({reason})")
         return model
+
+    @classmethod
+    def load_int8(cls, config: ModelConfig, args: InstanceArgs, path: Path, log: Callable[[str], None]) -> OnnxModel:
+        """Load the graph that FORMAT=int8 makes of a text encoder. Only OpenVINO runs it, without ONNX Runtime."""
+        if args["model_instance_kind"] == "GPU":
+            raise ConfigError("FORMAT=int8 runs on a CPU: set KIND_CPU in instance_group, or assemble FORMAT=onnx")
+        threads = intra_op_threads(config)
+        try:
+            check_openvino({}, {})
+            graph = OpenVinoGraph(path, [tensor["name"] for tensor in config["output"]])
+            nodes = graph.graph.inputs
+            inputs = openvino_ports([node.get_any_name() for node in nodes], nodes)
+            outputs = openvino_ports(graph.outputs, graph.graph.outputs)
+            check_config(config, inputs, outputs, ragged=True)
+            engine = graph.compile("f32", threads, threads)
+        except EngineError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        log(f"{args['model_instance_name']}: runs on {engine.name} in {engine.precision} (FORMAT=int8)")
+        return cls(config, inputs, outputs, engine, engine.precision, path)
 
     @property
     def labels(self) -> dict[str, str]:

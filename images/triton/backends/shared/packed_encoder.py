@@ -107,6 +107,7 @@ class Encoder:
     # Pad runs of several rows to a multiple of this, for engines whose first run of a shape is slow.
     length_step: int = 1
     is_flat: bool = False  # a run costs its tokens, whatever their texts' lengths
+    rounds_alone: bool = False  # pad a run of one row, too
     # The layers after the pooling, for the vectors [rows, width] of spans.
     head: Callable[[Array], Array] | None = None
 
@@ -395,7 +396,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
 
         def shape(packed: Array) -> tuple[int, int]:
             last = packed[-1]  # the longest
-            return self.encoder.shape(len(packed), int(lengths[last] if len(packed) == 1 else padded_lengths[last]))
+            is_padded = self.encoder.rounds_alone or len(packed) > 1
+            return self.encoder.shape(len(packed), int((padded_lengths if is_padded else lengths)[last]))
 
         def run(packed: Array, call: Run = self.encoder.run) -> None:
             start = time.time_ns()
