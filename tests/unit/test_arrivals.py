@@ -283,7 +283,7 @@ def test_arrivals_that_are_late_when_the_users_pause_are_sent(clock):
 
 def measured_window(job: Job, plan: Plan, metrics: Metrics) -> Window:
     triton = SimpleNamespace(statistics=dict)
-    switch = SimpleNamespace(models=(), to=lambda mode: None, in_force=lambda: True)
+    switch = SimpleNamespace(counted=dict, to=lambda mode: None, in_force=lambda: True)
     others = OtherPrograms.from_environment({})
     with Users(job) as users, gevent.Timeout(60):
         experiment = Experiment(plan, MODES, {}, users, triton, switch, metrics, others, lambda *_: None)
@@ -342,7 +342,7 @@ def test_plan_sets_the_length_of_a_window_and_announces_it(changes, length, requ
     plan = Plan(**fields | changes)
     assert (plan.length_s, plan.window_requests) == (length, requests)
     text = plan.announcement(["none", "instances", "dynamic"])
-    assert text == f"measuring 3 modes in 2 rounds: 6 windows of {announced} of warm-up"
+    assert text == f"measuring none, instances, dynamic in 2 rounds: 6 windows of {announced} of warm-up"
 
 
 def test_latency_over_grpc_counts_from_the_arrival():

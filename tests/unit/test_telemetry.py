@@ -32,7 +32,7 @@ def test_openvino_reports_nothing_from_our_processes(tmp_path, program, reported
 
 
 def test_only_guarded_modules_import_openvino():
-    """The packages of the backends and of the exporters guard all their modules."""
+    """The packages of the backends, of the exporters and of the other servers guard all their modules."""
     command = [
         "git",
         "grep",
@@ -46,8 +46,10 @@ def test_only_guarded_modules_import_openvino():
     ]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     assert {os.path.dirname(path) for path in listed} == {
+        "bench/peers",
         "images/triton/backends/shared",
         "triton_transformers/models/exporters",
     }
-    guard = (ROOT / "triton_transformers/models/exporters/__init__.py").read_text()
-    assert 'sys.modules.setdefault("openvino_telemetry", None)' in guard
+    for package in ("bench/peers", "triton_transformers/models/exporters"):
+        guard = (ROOT / package / "__init__.py").read_text()
+        assert 'sys.modules.setdefault("openvino_telemetry", None)' in guard
