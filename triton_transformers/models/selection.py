@@ -183,7 +183,6 @@ def check_formats(settings: Settings) -> None:
     """Raise UserError unless SYSTEM can be assembled in each of FORMATS, and compared."""
     name, repository, where = settings.system, settings.model_repository, f"FORMATS={settings['FORMATS']}"
     others = [own for own in (*CHOICES, "ADAPTERS", "OVERLOAD", "MAX_BATCH") if settings[own]]
-    others += ["MODES"] * settings.chosen("MODES")
     others += ["WORKLOAD"] * (settings.workload == "published")  # which has a maximum batch size
     if others:
         raise UserError(f"{where} compares formats of a system as it is served: leave {', '.join(others)} empty")
