@@ -306,6 +306,7 @@ def test_formats_of_a_system_are_assembled_from_its_weights_until_these_change(s
         ({"SYSTEM": "gone"}, "gone/weights: there is no such folder"),
         ({"SYSTEM": "text-generation", "FORMATS": "openvino python"}, "generates text"),
         ({"SYSTEM": "object-detection"}, "there is none"),
+        ({"SYSTEM": "fill-mask"}, "no measure compares the answers of fill-mask"),
         ({"SYSTEM": "reranker"}, "needs a system reranker.onnx, which is yours"),
     ],
 )

@@ -179,6 +179,10 @@ def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
 # --- the formats of one system, which `make loadtest FORMATS` compares -----------------------------------------------
 
 
+# The tasks whose answers have no vectors or labels that loadtest/agreement.py compares.
+INCOMPARABLE = ("fill-mask", "question-answering", "sparse-embedding")
+
+
 def check_formats(settings: Settings) -> None:
     """Raise UserError unless SYSTEM can be assembled in each of FORMATS, and compared."""
     name, repository, where = settings.system, settings.model_repository, f"FORMATS={settings['FORMATS']}"
@@ -192,6 +196,8 @@ def check_formats(settings: Settings) -> None:
     recipe = RECIPES[system.task]
     if recipe.module in ("generation", "gpt2"):
         raise UserError(f"{where}: {name} generates text, and FORMATS compares systems that embed, rank or classify")
+    if system.task in INCOMPARABLE:
+        raise UserError(f"{where}: no measure compares the answers of {name} ({system.task})")
     if settings.profile == "neuron":
         raise UserError(f"{where}: PROFILE=neuron compiles {name}, and has no formats to compare")
     formats = [form for form in recipe.formats if form != PIPELINE and runs_on(form, settings.profile)]

@@ -269,7 +269,7 @@ class LocalStack(Stack):
         # A load generator leaves out the stack's processes when it looks for other programs.
         own = {STACK_PROCESS: str(self.supervisor.rpc.getPID())} if program in ("loadtest", "tune") else {}
         command = [sys.executable, "-m", MODULES[program]]
-        if program == "tune" or self.settings.formats:  # the caller goes on
+        if program == "tune" or (program == "loadtest" and self.settings.formats):  # the caller goes on
             return call(command, command_environment() | own)
         os.chdir(ROOT)
         os.execve(sys.executable, command, os.environ | own)
