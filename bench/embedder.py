@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,7 @@ class Embedder:
         repository = Path(options.repository)
         self.tokenizer = Tokenizer.from_file(str(repository / "tokenizer/1/tokenizer.json"))
         self.tokenizer.enable_padding()
-        graph = graph_of(repository)
-        engine = "openvino" if graph.suffix == ".xml" else options.engine
-        self.engine = ENGINES[engine](graph, options)
+        self.engine = ENGINES[options.engine](repository / "encoder/1/model.onnx", options)
 
     def embed(self, texts: list[str]) -> list[Any]:
         """Return the vector of each text."""
@@ -75,12 +74,6 @@ class Embedder:
         return vectors
 
 
-def graph_of(repository: Path) -> Path:
-    """Return the graph that the server runs: in OpenVINO's format if there is one, else in ONNX."""
-    folder = repository / "encoder/1"
-    return next(folder.glob("*.xml"), folder / "model.onnx")
-
-
 def onnx_runtime(path: Path, options: Options) -> Any:
     import onnxruntime as ort
 
@@ -91,14 +84,15 @@ def onnx_runtime(path: Path, options: Options) -> Any:
 
 def openvino(path: Path, options: Options) -> Any:
     """Load the graph with the engine that this project's own backends use."""
-    precision = "bf16" if runs_bf16() and path.suffix == ".onnx" else "f32"  # as the server: an int8 graph is no ONNX
+    precision = "bf16" if runs_bf16() else "f32"  # which lets Python find the backends
     from shared.engines import OpenVinoGraph
 
     return OpenVinoGraph(path, [OUTPUT]).compile(precision, options.threads, options.streams)
 
 
+@cache
 def runs_bf16() -> bool:
-    """Return whether OpenVINO computes in bfloat16 on this CPU."""
+    """Return whether OpenVINO computes in bfloat16 on this CPU. Let Python find the modules of the backends."""
     sys.path.append(str(ROOT / "images/triton/backends"))
     from shared.parameters import has_bf16
 

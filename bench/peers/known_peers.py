@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import DIMENSIONS
-from bench.embedder import VARIABLE, graph_of, runs_bf16
+from bench.embedder import VARIABLE, runs_bf16
 from bench.peers.running import Running, started
 from triton_transformers.own_stack import environment, server
 from triton_transformers.ports import free_ports
@@ -214,16 +214,11 @@ PEERS = (
 
 
 def weights_with_graph(weights: Path, repository: Path, folder: Path) -> Path:
-    """Return a folder with the model's files and its graph without the pooling, which infinity does itself.
-
-    A graph in OpenVINO's format is left out, which infinity does not read.
-    """
+    """Return a folder with the model's files and its graph without the pooling, which infinity does itself."""
     import onnx
 
     shutil.copytree(weights, folder, copy_function=lambda source, target: Path(target).symlink_to(source))
-    if (path := graph_of(repository)).suffix != ".onnx":
-        return folder
-    graph = onnx.load(path)
+    graph = onnx.load(repository / "encoder/1/model.onnx")
     *_, last = (node for node in graph.graph.node if node.op_type == "LayerNormalization")
     before, name = last.output[0], "last_hidden_state"
     for node in graph.graph.node:

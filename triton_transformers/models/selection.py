@@ -8,7 +8,16 @@ from pathlib import Path
 from triton_transformers.cli import out
 from triton_transformers.kinds import NAME
 from triton_transformers.models.added_adapters import adapter_changes
-from triton_transformers.models.catalogue import CATALOGUE, FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
+from triton_transformers.models.catalogue import (
+    CATALOGUE,
+    FORMATS,
+    RECIPES,
+    SYSTEMS,
+    WITHOUT_INT8,
+    System,
+    find_system,
+    runs_on,
+)
 from triton_transformers.models.drafts import is_recorded, requested_draft
 from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.models.record import (
@@ -180,7 +189,7 @@ def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
 
 
 # The tasks whose answers have no vectors or labels that loadtest/agreement.py compares.
-INCOMPARABLE = ("fill-mask", "question-answering", "sparse-embedding")
+INCOMPARABLE = (*WITHOUT_INT8, "sparse-embedding")
 
 
 def check_formats(settings: Settings) -> None:
