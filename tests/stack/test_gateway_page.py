@@ -317,7 +317,8 @@ def record(page: Page, system: str) -> None:
 def test_sound_is_recorded_and_an_image_pasted(page, triton, config, monkeypatch) -> None:
     monkeypatch.setitem(triton.models, "hears", page_systems.pipeline("hears", ASR, {"text": "hello"}))
     monkeypatch.setitem(triton.models, "sees", page_systems.pipeline("sees", "image-classification", []))
-    with running_gateway(replace(config, systems=("hears", "sees"))) as running:
+    limits = replace(config.limits, body=1_000_000)  # on a busy machine a recording gets longer
+    with running_gateway(replace(config, systems=("hears", "sees"), limits=limits)) as running:
         page.browser.get(running.url)
         record(page, "hears")
         assert page.send("hears").startswith("hello")

@@ -93,7 +93,7 @@ def test_text_above_the_compiled_length_gets_400(neuron):
 
 
 def test_comparison_runs_on_neuron(neuron):
-    done = neuron.make("loadtest", **SHORT | {"USERS": 8, "MODES": " ".join(MODES)})
+    done = neuron.make("loadtest", **SHORT | {"USERS": 8, "WINDOW": 4, "MODES": " ".join(MODES)})
     assert done.returncode == 0, done.stdout + done.stderr
     results = neuron.results()
     assert results["profile"] == "neuron"
