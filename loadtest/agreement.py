@@ -21,13 +21,13 @@ def agreement(expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str,
     Answers of one number are compared as one vector, because a number has no direction.
     """
     if "label" in expected[0]:
-        same = [np.array_equal(own["label"], other["label"]) for own, other in zip(actual, expected, strict=True)]
+        same = [np.array_equal(*(answer["label"] for answer in pair)) for pair in zip(expected, actual, strict=True)]
         return {"equal_labels": float(np.mean(same))}
-    found = []
+    nearness = []
     for name in [name for name, array in expected[0].items() if array.dtype.kind == "f"]:
-        ours, theirs = ([answer[name] for answer in answers] for answers in (actual, expected))
-        if all(array.size == 1 for array in theirs):
-            ours, theirs = [np.ravel(ours)], [np.ravel(theirs)]
-        found += [cosines(*pair) for pair in zip(theirs, ours, strict=True)]
-    values = np.concatenate(found)
+        before, after = ([answer[name] for answer in answers] for answers in (expected, actual))
+        if all(array.size == 1 for array in before):
+            before, after = [np.ravel(before)], [np.ravel(after)]
+        nearness += [cosines(*pair) for pair in zip(before, after, strict=True)]
+    values = np.concatenate(nearness)
     return {"cosine_min": float(values.min()), "cosine_mean": float(values.mean())}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -217,14 +218,15 @@ class Comparison:
             "generates": self.generates,
             "modes": {
                 mode: statistics.summary([window for window in windows if window.mode == mode], model)
-                for mode in statistics.modes_of(windows)
+                for mode in statistics.modes_of(windows, self.settings.formats)
             },
             "left_out": self.left_out,
             "windows": [statistics.window_record(w, model) for w in self.windows],
-            "verdict": statistics.verdict(windows, model),
+            "verdict": statistics.verdict(windows, model, self.settings.formats),
             "stopped": self.stopped,
             "slowest": self.slowest_requests(),
-            "unproven": statistics.batching_error(windows, model, self.examples.noun),
+            # Formats batch as they are configured, or not at all.
+            "unproven": "" if self.settings.formats else statistics.batching_error(windows, model, self.examples.noun),
         }
         reasons = statistics.complaints(results)
         return results | {"passed": not reasons, "complaints": reasons + statistics.doubts(results)}
@@ -245,17 +247,16 @@ class Comparison:
             err.print(f"[yellow]the traces in {folder} could not be read:[/] {escape(repr(error))}")
             return None
 
-    def note_engines(self, window: Window) -> None:
-        """Keep the engine of each model of the window, which another mode may replace."""
-        of_format = f"{self.settings.system}.{window.mode}_"
+    def note_engines(self, models: Collection[str]) -> None:
+        """Keep the engine of each of these models, which another mode may replace."""
         for model, engine in engines(self.settings.url("TRITON_METRICS_PORT")).items():
-            if model in window.counters or model.removeprefix(of_format) in window.counters:
+            if model in models:
                 self.engines.setdefault(model, set()).add(engine)
 
     def _compare_answers(self, switch: Switch, show: Callable[[str, float], None]) -> None:
         """Fill `quality`, with the requests of the users."""
-        step = max(1, len(self.job.requests) // REQUESTS)
-        requests, url = self.job.requests[::step][:REQUESTS], self.settings.url("TRITON_HTTP_PORT")
+        step = math.ceil(len(self.job.requests) / REQUESTS)
+        requests, url = self.job.requests[::step], self.settings.url("TRITON_HTTP_PORT")
         answers = {}
         for form in self.settings.formats:
             show(f"{form}: {len(requests)} requests, one at a time", 0)
@@ -312,7 +313,7 @@ class Comparison:
 
         def on_window(window: Window) -> None:
             self.windows.append(window)
-            self.note_engines(window)
+            self.note_engines(switch.counted().values())
             log(window_line(window))
 
         experiment.run(on_window)
@@ -322,7 +323,7 @@ def main() -> int:
     comparison = Comparison(Settings.load())
     comparison.measure()
     if not statistics.complete_rounds(comparison.windows):
-        reason = escape(comparison.stopped or "no requests were answered in one of the modes")
+        reason = escape(comparison.stopped or f"no requests were answered in one of {', '.join(comparison.modes)}")
         err.print(f"[red]not proven:[/] {reason}, before one round was complete: there is nothing to compare")
         return 130 if comparison.stopped == INTERRUPTED else 1
     results = comparison.results()

@@ -52,7 +52,7 @@ GENERATING_HEADER = f"{'round':>5}  {'mode':<10}{'tokens/s':>11}{'p95 ms':>9}{'t
 FORMAT_COLOURS = ("none", "dynamic", "instances")
 
 
-def slots(results: Results) -> dict[str, str]:
+def colours(results: Results) -> dict[str, str]:
     """Return the mode whose colour each of the modes or formats has."""
     return dict(zip(results["modes"], FORMAT_COLOURS if results["formats"] else results["modes"], strict=False))
 
@@ -330,7 +330,7 @@ def draw_over_time(results: Results, windows: list[Window], figure: Figure, pale
     """Draw the throughput in each second; in an open loop the 95th percentile of the requests that arrived in it."""
     axes, is_open = figure.add_subplot(), bool(results["settings"]["rate"])
     for window in windows:
-        colour = palette.colour_of(slots(results)[window.mode])
+        colour = palette.colour_of(colours(results)[window.mode])
         axes.axvspan(window.start, window.end, color=colour, alpha=0.13, linewidth=0)
         if window.generated and not is_open:
             axes.hlines(window.generated.tokens_per_second, window.start, window.end, color=colour, linewidth=2)
@@ -365,7 +365,7 @@ def draw_latency(results: Results, windows: list[Window], figure: Figure, palett
         if not len(milliseconds):
             continue
         share = np.arange(1, len(milliseconds) + 1) / len(milliseconds) * 100
-        axes.plot(milliseconds, share, color=palette.colour_of(slots(results)[mode]), linewidth=1.6)
+        axes.plot(milliseconds, share, color=palette.colour_of(colours(results)[mode]), linewidth=1.6)
     axes.axhline(95, color=palette.ink, linewidth=0.7, linestyle=":")
     axes.set(xlabel="milliseconds", ylabel="% answered within")
     scale_latency(axes, "x", results)
@@ -390,7 +390,7 @@ def draw_token_times(results: Results, figure: Figure, palette: Palette) -> None
         times = [results["modes"][mode][key] for mode in modes]
         bars = axes.barh(range(len(modes)), [time or 0 for time in times], height=0.6)
         for bar, mode in zip(bars, modes, strict=True):
-            bar.set_color(palette.colour_of(slots(results)[mode]))
+            bar.set_color(palette.colour_of(colours(results)[mode]))
         axes.bar_label(bars, ["not counted" if time is None else f" {time:,.1f}" for time in times], fontsize=8)
         axes.set_yticks(range(len(modes)), [label(mode, results) for mode in modes])
         axes.set_xlabel(f"milliseconds {name}")
@@ -411,7 +411,7 @@ def draw_batches(results: Results, figure: Figure, palette: Palette) -> None:
             [size + offset for size in batches],
             [size * n / examples * 100 for size, n in batches.items()],
             width=BARS / len(results["modes"]),
-            color=palette.colour_of(slots(results)[mode]),
+            color=palette.colour_of(colours(results)[mode]),
         )
     axes.set(xlabel=f"{results['noun']} in the batch ({results['model']})", ylabel=f"% of {results['noun']}")
     axes.set_xlim(0, largest + 1)
@@ -428,8 +428,8 @@ def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
         for name, model in results["modes"][mode]["models"].items():
             y = names.index(name)
             queue, compute = model["queue_ms"], model["compute_ms"]
-            axes.barh(y - offset, queue, color=palette.colour_of(slots(results)[mode]), alpha=0.35, height=height)
-            axes.barh(y - offset, compute, left=queue, color=palette.colour_of(slots(results)[mode]), height=height)
+            axes.barh(y - offset, queue, color=palette.colour_of(colours(results)[mode]), alpha=0.35, height=height)
+            axes.barh(y - offset, compute, left=queue, color=palette.colour_of(colours(results)[mode]), height=height)
             axes.text(queue + compute, y - offset, f" {queue:.1f} + {compute:.1f}", va="center", fontsize=8)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("milliseconds per request: waiting + computing")
@@ -441,7 +441,7 @@ def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
 def add_legend(results: Results, figure: Figure, palette: Palette) -> None:
     (axes,) = figure.axes
     for mode in results["modes"]:
-        axes.plot([], [], color=palette.colour_of(slots(results)[mode]), linewidth=4, label=label(mode, results))
+        axes.plot([], [], color=palette.colour_of(colours(results)[mode]), linewidth=4, label=label(mode, results))
     figure.legend(loc="outside upper right", ncols=len(results["modes"]), handlelength=1.2, columnspacing=1.2)
 
 
@@ -484,7 +484,7 @@ def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
         "report.html.j2",
         results=results,
         sentence=sentence(results),
-        slots=slots(results),
+        colours=colours(results),
         columns=columns(results),
         rows=rows(results),
         explanation=" ".join([explanation(results), *left_out(results)]),

@@ -217,15 +217,15 @@ def window_record(window: Window, model: str) -> Results:
     }
 
 
-def verdict(windows: list[Window], model: str) -> Results:
+def verdict(windows: list[Window], model: str, formats: Sequence[str] = ()) -> Results:
     """Compare dynamic batching with each other mode, or each other format with the first one.
 
     The headline is the ratio of dynamic batching to the best other mode, or of the second format to the first.
     """
     rounds = complete_rounds(windows)
-    modes = modes_of(windows)
+    modes = modes_of(windows, formats)
     headline = LATENCY_RATIO if windows[0].open_loop else THROUGHPUT_RATIO
-    if has_formats(windows):
+    if formats:
         baseline, subject, *_ = modes
         ratios = {form: ratio(rounds, baseline, headline, form) for form in modes[1:]}
         proven = ratios[subject]
@@ -245,7 +245,7 @@ def verdict(windows: list[Window], model: str) -> Results:
         "p95_ratio": figures[subject]["p95_ms"] / figures[baseline]["p95_ms"],
         "ratios": ratios,
         "overloaded": overloaded,
-        "batched": not batching_error(windows, model),
+        "batched": None if formats else not batching_error(windows, model),
         "client_bound": any(w.client_cpu >= CLIENT_LIMIT for w in windows),
     }
 
@@ -279,15 +279,10 @@ def outcome(interval: list[float] | None) -> str:
     return FASTER if interval[0] > 1 else SLOWER
 
 
-def modes_of(windows: list[Window]) -> list[str]:
-    """Return the modes or formats that were measured, in the order in which reports show them."""
-    measured = dict.fromkeys(window.mode for window in sorted(windows, key=lambda window: window.start))
-    return [mode for mode in MODES if mode in measured] or list(measured)
-
-
-def has_formats(windows: list[Window]) -> bool:
-    """Return whether the windows are of formats of the system, not of modes."""
-    return windows[0].mode not in MODES
+def modes_of(windows: list[Window], formats: Sequence[str] = ()) -> list[str]:
+    """Return those of the modes, or of these formats, that were measured, in the order in which reports show them."""
+    measured = {window.mode for window in windows}
+    return [mode for mode in formats or MODES if mode in measured]
 
 
 def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
@@ -295,8 +290,9 @@ def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
 
     A generating system may count tokens in a window in which no request succeeded: that window has no latency.
     """
-    modes = modes_of(windows)
-    if len(modes) < 2 or ("dynamic" not in modes and not has_formats(windows)):
+    modes = {window.mode for window in windows}
+    has_subject = "dynamic" in modes or not modes <= {*MODES}  # formats have no mode to be compared with all others
+    if len(modes) < 2 or not has_subject:
         return []
     rounds: dict[int, dict[str, Window]] = {}
     for window in windows:
@@ -306,11 +302,8 @@ def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
 
 
 def batching_error(windows: list[Window], model: str, noun: str = "texts") -> str:
-    """Return how the counters contradict the modes, or nothing: only dynamic batching runs batches.
-
-    Formats may batch or not, as they are configured.
-    """
-    for window in windows if not has_formats(windows) else ():
+    """Return how the counters contradict the modes, or nothing: only dynamic batching runs batches."""
+    for window in windows:
         if window.generated:
             steps = window.generated.tokens_per_step
             if window.mode != "dynamic" and steps > BATCHED_FROM:
@@ -342,7 +335,7 @@ def complaints(results: Results) -> list[str]:
     reasons.append(few_responses(results))
     if len(results["verdict"]["overloaded"]) > 1:  # then all latencies grow with the window
         rate = results["settings"]["rate"]
-        reasons.append(f"the server keeps up with {rate:g} requests per second in no mode: set a lower RATE")
+        reasons.append(f"the server never keeps up with {rate:g} requests per second: set a lower RATE")
     if failed := sum(window["failures"] for window in results["windows"]):
         reasons.append(f"{failed} request(s) failed; requests.csv has their errors")
     if results["verdict"]["client_bound"]:
@@ -406,7 +399,7 @@ def few_responses(results: Results) -> str:
     if window["requests"] >= enough:
         return ""
     return (
-        f"a window of the mode {window['mode']} had only {window['requests']} response(s) in "
+        f"a window of {window['mode']} had only {window['requests']} response(s) in "
         f"{window['end'] - window['start']:.0f} s, too few to show the latency: set a longer WINDOW, or "
         f"{'a higher RATE' if rate else 'fewer TOKENS'}"
     )

@@ -113,7 +113,7 @@ def plan_formats(original: Config, variants: Mapping[str, dict[str, Config]]) ->
     fronts, stand_ins = {}, {}
     for form, configs in variants.items():
         variant, *_ = configs.values()
-        fronts[form] = front(original, variant)
+        fronts[form] = passing_on(original, variant)
         # The models of formats have the same names in reports if they have the same task.
         stand_ins[form] = {
             name.removeprefix(f"{variant['name']}_"): name
@@ -123,14 +123,14 @@ def plan_formats(original: Config, variants: Mapping[str, dict[str, Config]]) ->
     return [Switched(original["name"], original, fronts, batches=False, stand_ins=stand_ins)]
 
 
-def front(original: Config, variant: Config) -> Config:
-    """Return the system's configuration as an ensemble of one step, with those of its outputs that the variant has."""
+def passing_on(original: Config, variant: Config) -> Config:
+    """Return an ensemble that passes the system's requests on, with those of its outputs that the variant has."""
     outputs = {}
     for tensor in original["output"]:
-        likely = [own["name"] for own in variant["output"] if own["name"] == tensor["name"]] or [
-            own["name"]
-            for own in variant["output"]
-            if (own["data_type"], own["dims"]) == (tensor["data_type"], tensor["dims"])
+        likely = [other["name"] for other in variant["output"] if other["name"] == tensor["name"]] or [
+            other["name"]
+            for other in variant["output"]
+            if (other["data_type"], other["dims"]) == (tensor["data_type"], tensor["dims"])
         ]
         if len(likely) == 1:
             outputs[tensor["name"]] = likely[0]

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable
 
 from loadtest.workload import Workload, worker_count
 from scripts.stack.base import WOULD_DISTURB, WOULD_UNLOAD, Stack
-from triton_transformers.cli import one_interrupt, out, run
+from triton_transformers.cli import err, one_interrupt, out, run
 from triton_transformers.files import exclusive
 from triton_transformers.models.added_adapters import FACT
 from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE, PIPELINE_TASKS
-from triton_transformers.models.record import read_record
+from triton_transformers.models.record import FORMAT_OF, read_record
 from triton_transformers.models.selection import check_formats
 from triton_transformers.pipeline_command import example_command
 from triton_transformers.ports import check_free
@@ -107,16 +107,24 @@ def compare_formats(current: Stack) -> int:
     """Serve SYSTEM in each of FORMATS too, compare them, and unload them again."""
     check_formats(current.settings)
     current.check_comparison()
-    names = current.settings.variants()
     with one_interrupt():
         try:
-            bring_up_beside(current, names)
+            bring_up_beside(current, current.settings.variants())
             return current.run("loadtest")
         finally:
-            if current.running():
-                served = current.served_now()
-                others = [name for name in served if name not in names]
-                current.up(others, unload=[name for name in served if name in names], refresh=())
+            unload_formats(current)
+
+
+def unload_formats(current: Stack) -> None:
+    """Unload the formats of SYSTEM, also those that a killed comparison left. What SYSTEMS names stays."""
+    settings = current.settings
+    try:
+        served = [name for name in current.served_now() if name not in settings.systems]
+        records = filter(None, (read_record(name, settings.model_repository) for name in served))
+        current.unload([record.system for record in records if record.facts.get(FORMAT_OF) == settings.system])
+    except (UserError, TritonError) as error:  # printed, because the error that ended the comparison says more
+        hint = f"Formats of {settings.system} may be loaded: the next comparison of them unloads them"
+        err.print(f"{error}. {hint}", markup=False)
 
 
 def locust() -> int:

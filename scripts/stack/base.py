@@ -218,6 +218,13 @@ class Stack(ABC):
                     self.control.unload(sorted(leftover))
             self.control.serve(systems, refreshed)
 
+    def unload(self, systems: Collection[str]) -> None:
+        """Unload systems of the running server."""
+        if systems:
+            self.check_key()
+            with exclusive(self.state, UP_OR_DOWN), self.no_comparison():
+                self.control.unload(systems)
+
     def remove(self, system: str) -> tuple[str, ...]:
         """Unload a system, delete its files, and return the names of its models."""
         repository = self.settings.model_repository

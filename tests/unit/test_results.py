@@ -135,6 +135,14 @@ def test_incomplete_rounds_do_not_count():
     assert statistics.complete_rounds([window("dynamic", 1, 100)]) == []
 
 
+def test_first_format_is_the_baseline_even_if_the_first_round_is_incomplete():
+    windows = [window("onnx", 1, 100), window("int8", 2, 150, start=20), window("onnx", 2, 100, start=40)]
+    (complete,) = statistics.complete_rounds(windows)
+    verdict = statistics.verdict([*complete.values()], "encoder", ["onnx", "int8"])
+    assert (verdict["baseline"], verdict["subject"], verdict["batched"]) == ("onnx", "int8", None)
+    assert verdict["throughput_ratio"] == pytest.approx(1.5)
+
+
 def test_window_of_failures_only_has_no_latencies():
     failed = window("none", 2, 100)
     failed.samples[:] = [Sample(s.at, s.latency_ms, "500 no") for s in failed.samples]

@@ -293,21 +293,32 @@ def test_formats_of_a_system_are_assembled_from_its_weights_until_these_change(s
     assert requested(settings, "spam.onnx") == System("spam.onnx", "text-classification", weights, "onnx")
 
 
+def test_min_quality_applies_to_int8_only(settings):
+    put(settings, "spam", "organisation/spam@1234")
+    put(settings, "spam.onnx", "organisation/spam@1234", format_of="spam")
+    put(settings, "spam.int8", "organisation/spam@1234", format="int8", format_of="spam")
+    formats = {"SYSTEM": "spam", "FORMATS": "onnx int8", "MIN_QUALITY": "0.98"}
+    check_formats(settings.replace(**formats))
+    assert missing(settings, "spam spam.onnx spam.int8", **formats) == ["spam.int8"]
+    assert requested(settings, "spam.int8", **formats).min_quality == 0.98
+
+
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
         ({"FORMATS": "onnx"}, "must be two or three different formats"),
         ({"FORMATS": "onnx onnx"}, "must be two or three different formats"),
-        ({"FORMATS": "onnx openvino"}, r"embedding \(sentence-similarity\) has no format openvino; there is onnx, "),
+        ({"FORMATS": "onnx openvino"}, r"embedding \(sentence-similarity\) has no format openvino; it has onnx, "),
         ({"FORMAT": "onnx"}, "leave FORMAT empty"),
         ({"MAX_BATCH": "8"}, "leave MAX_BATCH empty"),
         ({"PROFILE": "neuron"}, "has no formats to compare"),
         ({"SYSTEM": "mine"}, "mine is your own model"),
         ({"SYSTEM": "gone"}, "gone/weights: there is no such folder"),
         ({"SYSTEM": "text-generation", "FORMATS": "openvino python"}, "generates text"),
-        ({"SYSTEM": "object-detection"}, "there is none"),
+        ({"SYSTEM": "object-detection"}, "it has no other"),
+        ({"MIN_QUALITY": "0.98"}, "leave MIN_QUALITY empty"),
         ({"SYSTEM": "fill-mask"}, "no measure compares the answers of fill-mask"),
-        ({"SYSTEM": "reranker"}, "needs a system reranker.onnx, which is yours"),
+        ({"SYSTEM": "reranker"}, "assembles a system reranker.onnx, and you have your own"),
     ],
 )
 def test_formats_that_cannot_be_compared_are_one_sentence(settings, chosen, message):

@@ -53,7 +53,9 @@ def all_in_place(settings: Settings, systems: list[str]) -> bool:
 def missing_systems(settings: Settings, names: list[str]) -> tuple[list[System], list[str]]:
     """Return the systems that have to be assembled, and a line about each of the others."""
     repository = settings.model_repository
-    chosen = [name for name in (*CHOICES, "ADAPTERS") if settings[name]]
+    # In a comparison of formats, MIN_QUALITY applies to the format int8, and not to the system itself.
+    plain = settings.replace(MIN_QUALITY="") if settings.formats else settings
+    chosen = [name for name in (*CHOICES, "ADAPTERS") if plain[name]]
     if chosen and len(names) != 1:
         raise UserError(
             f"{', '.join(chosen)} can apply to one system only, and SYSTEMS has {len(names)}: name exactly one"
@@ -61,8 +63,9 @@ def missing_systems(settings: Settings, names: list[str]) -> tuple[list[System],
     missing: dict[str, System] = {}
     others = []
     for name in names:
-        system = requested_system(name, settings, repository)
-        if system and not is_in_place(system, settings, repository):
+        own = settings if name in settings.variants() else plain
+        system = requested_system(name, own, repository)
+        if system and not is_in_place(system, own, repository):
             missing[system.name] = system
         else:
             others.append(f"{name}: in place" if system else f"{name}: your own, left as it is")
@@ -76,6 +79,8 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
     if form := settings.variants().get(name):
         base = requested_system(settings.system, settings, repository)
         quality = recorded_quality(settings.system, form, repository)
+        if form == "int8":
+            quality = settings.min_quality or quality
         return base and replace(base, name=name, format=form, companions=(), min_quality=quality)
     source = chosen_source(settings)
     # A record comes first: the user may have assembled a system of the catalogue from other weights.
@@ -196,6 +201,8 @@ def check_formats(settings: Settings) -> None:
     """Raise UserError unless SYSTEM can be assembled in each of FORMATS, and compared."""
     name, repository, where = settings.system, settings.model_repository, f"FORMATS={settings['FORMATS']}"
     others = [own for own in (*CHOICES, "ADAPTERS", "OVERLOAD", "MAX_BATCH") if settings[own]]
+    if "int8" in settings.formats and settings.min_quality:
+        others.remove("MIN_QUALITY")
     others += ["WORKLOAD"] * (settings.workload == "published")  # which has a maximum batch size
     if others:
         raise UserError(f"{where} compares formats of a system as it is served: leave {', '.join(others)} empty")
@@ -211,11 +218,11 @@ def check_formats(settings: Settings) -> None:
         raise UserError(f"{where}: PROFILE=neuron compiles {name}, and has no formats to compare")
     formats = [form for form in recipe.formats if form != PIPELINE and runs_on(form, settings.profile)]
     if unknown := [form for form in settings.formats if form not in formats]:
-        available = ", ".join(formats) or "none"
-        raise UserError(f"{where}: {name} ({system.task}) has no format {unknown[0]}; there is {available}")
+        available = ", ".join(formats) or "no other"
+        raise UserError(f"{where}: {name} ({system.task}) has no format {unknown[0]}; it has {available}")
     if isinstance(system.source, Folder):
         system.source.verify()
     for variant in settings.variants():
         record = read_record(variant, repository)
         if (repository / variant).exists() and (record is None or FORMAT_OF not in record.facts):
-            raise UserError(f"{where} needs a system {variant}, which is yours: rename it, or remove it")
+            raise UserError(f"{where} assembles a system {variant}, and you have your own: rename or remove it")
