@@ -56,7 +56,9 @@ class Embedder:
         repository = Path(options.repository)
         self.tokenizer = Tokenizer.from_file(str(repository / "tokenizer/1/tokenizer.json"))
         self.tokenizer.enable_padding()
-        self.engine = ENGINES[options.engine](repository / "encoder/1/model.onnx", options)
+        graph = next(repository.glob("encoder/1/*.xml"), repository / "encoder/1/model.onnx")
+        engine = "openvino" if graph.suffix == ".xml" else options.engine
+        self.engine = ENGINES[engine](graph, options)
 
     def embed(self, texts: list[str]) -> list[Any]:
         """Return the vector of each text."""
@@ -84,10 +86,12 @@ def onnx_runtime(path: Path, options: Options) -> Any:
 
 def openvino(path: Path, options: Options) -> Any:
     """Load the graph with the engine that this project's own backends use."""
-    precision = "bf16" if runs_bf16() else "f32"  # which lets Python find the backends
+    # An int8 graph has other matrices in f32, as on the server. runs_bf16() lets Python find the backends.
+    precision = "bf16" if runs_bf16() and path.suffix == ".onnx" else "f32"
     from shared.engines import OpenVinoGraph
 
-    return OpenVinoGraph(path, [OUTPUT]).compile(precision, options.threads, options.streams)
+    threads, streams = (max(count, options.pool) for count in (options.threads, options.streams))
+    return OpenVinoGraph(path, [OUTPUT]).compile(precision, threads, streams)
 
 
 @cache

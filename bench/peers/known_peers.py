@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from triton_transformers.triton import engines
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 PRECISIONS = {"f32": "fp32", "bf16": "bf16"}  # as Triton's metrics name them, and as the table does
+ONNX, INT8 = "onnx", ("int8", "onnx-int8")  # formats of this project
 # The options of a server, as its source or its command line names them.
 Variant = dict[str, Any]
 
@@ -35,11 +36,17 @@ class Site:
     weights: Path
     repository: Path
     work: Path
-    int8: Site | None = None  # the same with the model in int8
+    formats: dict[str, Site] = field(default_factory=dict)  # the same with the model in other formats
 
     @property
     def cpu_list(self) -> str:
         return ",".join(map(str, self.cpus))
+
+    def in_format(self, name: str) -> Site:
+        """Return the site with the model in this format. Raise UserError if it could not be assembled."""
+        if name != ONNX and name not in self.formats:
+            raise UserError(f"FORMAT={name} could not be assembled: the reason is above")
+        return replace(self.formats.get(name, self), cpus=self.cpus)
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Peer:
     form: str = "embed"
     is_rival: bool = True
     environment: tuple[tuple[str, str], ...] = ()
-    is_int8: bool = False
+    format: str = ONNX
     in_weights: bool = False  # runs in the folder of the weights
 
     def install(self) -> Path:
@@ -84,7 +91,7 @@ class Peer:
     @contextlib.contextmanager
     def serve(self, site: Site, variant: Variant) -> Iterator[Running]:
         venv = self.install()
-        site = in_int8(site) if self.is_int8 else site
+        site = site.in_format(self.format)
         (port,) = free_ports(1)
         options = variant | {"port": port, "repository": str(site.repository)}
         names = options | {"weights": site.weights, "venv": venv, "cpus": site.cpu_list}
@@ -98,7 +105,7 @@ class Peer:
             yield replace(running, precision=self.precision(variant))
 
     def precision(self, variant: Variant) -> str:
-        if self.is_int8:
+        if self.format in INT8:
             return "int8"
         in_bf16 = variant.get("dtype") == "bfloat16" or (variant.get("engine") == "openvino" and runs_bf16())
         return "bf16" if in_bf16 else "fp32"
@@ -112,33 +119,26 @@ class OwnStack:
     engine: str
     form: str = "triton"
     is_rival: bool = False
-    is_int8: bool = False
+    format: str = ONNX
 
     def variants(self, cores: int) -> list[Variant]:
         return [{"engine": self.engine}]
 
     @contextlib.contextmanager
     def serve(self, site: Site, variant: Variant) -> Iterator[Running]:
-        site = in_int8(site) if self.is_int8 else site
+        site = site.in_format(self.format)
         path = site.work / f"stack-{self.engine}-{len(site.cpus)}"
         own = {"MODEL_REPOSITORY": str(site.repository), "TRITON_CPUS": site.cpu_list, "TRITON_ENGINE": self.engine}
         variables = environment(path, SYSTEMS="embedding", **own)
         with server(variables, quiet=True):
             leader = int((path / "state/run/supervisord.pid").read_text())
             engine = engines(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")["encoder"]
-            precision = "int8" if self.is_int8 else PRECISIONS[engine.split()[1]]
+            precision = "int8" if self.format in INT8 else PRECISIONS[engine.split()[1]]
             running = Running(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", self.form, leader, precision)
             try:
                 yield running
             finally:
                 running.resume()
-
-
-def in_int8(site: Site) -> Site:
-    """Return the site with the model in int8. Raise UserError if there is none."""
-    if not site.int8:
-        raise UserError("there is no int8 graph of this form")
-    return site.int8
 
 
 def run_module(name: str) -> tuple[str, ...]:
@@ -198,27 +198,27 @@ PEERS = (
     Peer("infinity", "infinity", tuple(INFINITY.split()), infinity, form="openai", in_weights=True),
     Peer("OpenVINO Model Server's policy", "fastapi", run_module("openvino_server"), streams),
     Peer("vLLM", "vllm", tuple(VLLM.split()), vllm, form="gateway", environment=VLLM_VARIABLES),
-    OwnStack("this project", "auto", is_int8=True),
-    Peer("FastAPI", "fastapi", run_module("fastapi_server"), one_by_one, is_int8=True),
-    Peer("mosec", "mosec", run_module("mosec_server"), batches, is_int8=True),
+    OwnStack("this project", "auto", format="int8"),
+    Peer("FastAPI", "fastapi", run_module("fastapi_server"), one_by_one, format="int8"),
+    Peer("mosec", "mosec", run_module("mosec_server"), batches, format="int8"),
     Peer(
         "infinity",
         "infinity",
         tuple(INFINITY.split()),
         lambda cores: infinity(cores)[:1],
         form="openai",
-        is_int8=True,
+        format="onnx-int8",  # it runs ONNX only
         in_weights=True,
     ),
 )
 
 
-def weights_with_graph(weights: Path, repository: Path, folder: Path) -> Path:
-    """Return a folder with the model's files and its graph without the pooling, which infinity does itself."""
+def weights_with_graph(weights: Path, path: Path, folder: Path) -> Path:
+    """Return a folder with the model's files and this graph without its pooling, which infinity does itself."""
     import onnx
 
     shutil.copytree(weights, folder, copy_function=lambda source, target: Path(target).symlink_to(source))
-    graph = onnx.load(repository / "encoder/1/model.onnx")
+    graph = onnx.load(path)
     *_, last = (node for node in graph.graph.node if node.op_type == "LayerNormalization")
     before, name = last.output[0], "last_hidden_state"
     for node in graph.graph.node:

@@ -16,7 +16,7 @@ import pytest
 from bench import generation_peers
 from bench.clients import FORMS, Clients, Window, measure
 from bench.peers import known_peers, rotation, running
-from bench.peers.known_peers import PEERS, REQUIREMENTS, OwnStack, Peer, Site
+from bench.peers.known_peers import INT8, PEERS, REQUIREMENTS, OwnStack, Peer, Site
 from bench.peers.rotation import Row, compare, markdown, show, summary
 from bench.peers.running import started
 from tests.support.peer_stand_in import vector_of
@@ -231,7 +231,7 @@ def test_precision_follows_from_the_settings_and_the_cpu(name, variant, precisio
     monkeypatch.setattr(known_peers, "runs_bf16", lambda: True)
     own, *_ = [peer for peer in PEERS if peer.name == name]
     assert own.precision(variant) == precision
-    assert all(peer.precision(variant) == "int8" for peer in PEERS if isinstance(peer, Peer) and peer.is_int8)
+    assert all(peer.precision(variant) == "int8" for peer in PEERS if isinstance(peer, Peer) and peer.format in INT8)
 
 
 def test_triton_form_reads_the_tensor_after_the_header():
