@@ -44,15 +44,15 @@ def run() -> None:
                     figures[texts].append([texts * requests / batches, *(1e6 * cpu / requests for cpu in seconds)])
     rows = []
     for texts, measured in figures.items():
-        batch, python, tokenizer, triton = zip(*measured, strict=True)
-        limit = f"{1e6 / statistics.median(python):.0f}"
-        rows.append([str(texts), *(spread(values, 0) for values in (batch, python, tokenizer, triton)), limit])
-    columns = ("texts", "texts per batch", "Python, us", "tokenizer, us", "Triton, us", "requests/s at most")
+        batch, main, others, triton = zip(*measured, strict=True)
+        limit = f"{1e6 / statistics.median(main):.0f}"
+        rows.append([str(texts), *(spread(values, 0) for values in (batch, main, others, triton)), limit])
+    columns = ("texts", "texts per batch", "main thread, us", "other threads, us", "Triton, us", "requests/s at most")
     print_table(columns, rows, text_columns=())
     out.print(
         f"CPU time per request, median (minimum to maximum) of {ROUNDS} rounds: of the main thread of the instance's "
-        "process, of its threads that tokenize, and of tritonserver\nrequests/s at most: of one instance, if "
-        "tokenizing and the model took no time"
+        "process, of its other threads (they tokenize), and of tritonserver\nrequests/s at most: of one instance, if "
+        "the other threads and the model took no time"
     )
 
 
@@ -67,7 +67,7 @@ def write_model(model: Path) -> None:
 
 
 def used(variables: dict[str, str]) -> tuple[float, ...]:
-    """Return the requests and batches so far, and the CPU times: Python's, the tokenizer's and Triton's."""
+    """Return the requests and batches so far, and the CPU times: of the main thread, of the others, and of Triton."""
     page = metrics_page(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")
     supervisor = psutil.Process(int(Path(variables["LOCAL_STATE"], "run/supervisord.pid").read_text()))
     programs = supervisor.children(recursive=True)

@@ -6,12 +6,12 @@ a GPU, the same code runs models of one layer on the CPU, so that it is tested t
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -225,4 +225,6 @@ def show(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run(lambda: main(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.rates")
+    parser.add_argument("reports", type=Path)
+    run(lambda: main(parser.parse_args().reports))
