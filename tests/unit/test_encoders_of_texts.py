@@ -258,6 +258,12 @@ def test_unknown_tensor_of_tokens_is_refused(start, name):
         start(TEXT, tokens=f"{name}, attention_mask")
 
 
+def test_tokens_without_rows_are_refused(of_tokens):
+    (response,) = of_tokens.execute([tokens()])
+    assert response.error[0] == "INVALID_ARG"
+    assert "at least one row and one token" in response.error[1]
+
+
 # --- long requests ----------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +276,7 @@ def test_long_request_is_answered_in_the_order_of_its_rows(of_tokens, engine):
 
 
 def test_turn_of_a_model_that_takes_few_rows_ends(start, engine):
-    engine.cost = lambda rows, length: np.where(rows <= 2, rows * length, np.inf)
+    engine.cost = lambda rows, length, tokens=None: np.where(rows <= 2, rows * length, np.inf)
     model = start(*TOKENS)
     assert model.long_requests.seconds == 48
     request = tokens(*[1] * 12)

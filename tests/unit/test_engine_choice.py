@@ -366,6 +366,9 @@ def test_lone_run_uses_all_threads(loader):
         names = ("NUM_STREAMS", "INFERENCE_NUM_THREADS")
         assert [engine.compiled.get_property(name) for name in names] == [streams, 2]
     assert lone.alone() is lone
+    together = loader.load(POOLED, ragged=True, engine="onnxruntime", intra_op_thread_count="2").engine
+    sessions = [engine.session.get_session_options() for engine in (together, together.alone())]
+    assert [options.intra_op_num_threads for options in sessions] == [1, 2]
     feed = {name: np.full((1, 5), 3) for name in ("input_ids", "attention_mask")}
     np.testing.assert_allclose(lone.run(["pooled"], feed)[0], model.engine.run(["pooled"], feed)[0], atol=1e-6)
 

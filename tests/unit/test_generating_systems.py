@@ -282,7 +282,7 @@ def test_ratio_is_that_of_the_tokens(measured):
         (
             (1.0, 2),
             6.0,
-            "a window of the mode none had only 2 response(s) in 10 s, too few to show the latency: set a longer "
+            "a window of none had only 2 response(s) in 10 s, too few to show the latency: set a longer "
             "WINDOW, or fewer TOKENS",
         ),
         (

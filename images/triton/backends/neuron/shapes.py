@@ -26,7 +26,7 @@ class Shapes:
         }
         self.costs = {length: np.array([cost for cost, _ in shapes]) for length, shapes in self.cheapest.items()}
 
-    def cost(self, rows: np.ndarray, length: int) -> np.ndarray:
+    def cost(self, rows: np.ndarray, length: int, tokens: np.ndarray | None = None) -> np.ndarray:
         return self.costs[self.compiled_length(length)][np.minimum(rows, self.rows + 1)]
 
     def shape(self, rows: int, length: int) -> tuple[int, int]:

@@ -40,6 +40,7 @@ class TritonPythonModel(RoutedEncoder):
             # last digit of its sums, which is the same for all padded lengths that are multiples of 16.
             length_step=16 if is_int8 else 8 if model.engine.name == "openvino" else 1,
             rounds_alone=is_int8,
+            skips_padding=model.engine.skips_padding,
             # Runs on a GPU share one stream and would only queue.
             parallel_runs=1 if on_gpu else onnx_model.intra_op_threads(config),
             # The key names the CPU and not the GPU, so the cost on a GPU is measured at each load.

@@ -34,8 +34,10 @@ class EngineError(Exception):
 class OnnxRuntimeEngine:
     session: ort.InferenceSession
     options: ort.RunOptions | None
+    open_alone: Callable[[], ort.InferenceSession] | None = None  # opens a session whose runs use all threads
     name: ClassVar[str] = "onnxruntime"
     precision: ClassVar[str] = "f32"
+    skips_padding: ClassVar[bool] = False
 
     def run(self, outputs: list[str], feed: Tensors) -> list[Array]:
         """Return these outputs. Threads may call this at the same time."""
@@ -43,7 +45,7 @@ class OnnxRuntimeEngine:
         return arrays
 
     def alone(self) -> OnnxRuntimeEngine:
-        return self  # each run uses all threads
+        return OnnxRuntimeEngine(self.open_alone(), self.options) if self.open_alone else self
 
 
 def check_openvino(inputs: dict[str, type], outputs: dict[str, type]) -> None:
@@ -80,10 +82,11 @@ class OpenVinoGraph:
     that depends on an input (the positions of RoBERTa).
     """
 
-    def __init__(self, path: Path, outputs: list[str]) -> None:
+    def __init__(self, path: Path, outputs: list[str], mask: str = "") -> None:
+        """Read a graph. If `mask` names its input with 0 for padding, only attention computes the padding."""
         import openvino  # 0.2 s that other models need not pay
 
-        self.outputs = outputs
+        self.outputs, self.skips_padding = outputs, bool(mask)
         self.limits: dict[str, int] = {}  # input -> rows of the table that it indexes
         self.tables: list[int] = []  # the rows of the other tables, in the order of their added outputs
         try:
@@ -94,6 +97,10 @@ class OpenVinoGraph:
             self.int8 = Int8.read(graph) if path.name == INT8 else None
             self._find_tables()
             self._transpose_in_matmul()
+            if mask:
+                from shared.unpadded import without_padding  # needs the package openvino
+
+                self.graph = without_padding(self.graph, mask)
         except Exception as error:  # OpenVINO's exceptions are RuntimeErrors of many lines
             raise EngineError(f"OpenVINO cannot read the model: {_one_line(error)}") from error
 
@@ -188,7 +195,7 @@ class OpenVinoEngine:
         self.positions = {name: i for i, name in enumerate(graph.outputs)}
         self.tables = dict(enumerate(graph.tables, len(graph.outputs)))
         self.idle: queue.LifoQueue[Any] = queue.LifoQueue()
-        self.compile_alone = alone
+        self.compile_alone, self.skips_padding = alone, graph.skips_padding
 
     def alone(self) -> OpenVinoEngine:
         """Compile the graph once more: a stream of several has one thread, and would leave the others idle."""

@@ -84,14 +84,14 @@ def model_path(config: ModelConfig, version_folder: Path) -> Path:
     return path
 
 
-def session_options(config: ModelConfig, ragged: bool = False) -> ort.SessionOptions:
+def session_options(config: ModelConfig, ragged: bool = False, threads: int = 0) -> ort.SessionOptions:
     options = ort.SessionOptions()
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
     # The C++ backend treats any other level as "all optimizations".
     options.graph_optimization_level = _OPTIMIZATION_LEVELS.get(level, _OPTIMIZATION_LEVELS[0])
     parallel = choice_parameter(config, "execution_mode", ("0", "1"), "0") == "1"
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if parallel else ort.ExecutionMode.ORT_SEQUENTIAL
-    options.intra_op_num_threads = intra_op_threads(config)
+    options.intra_op_num_threads = threads or intra_op_threads(config)
     options.inter_op_num_threads = int_parameter(config, "inter_op_thread_count", 0)
     options.enable_cpu_mem_arena = flag_parameter(config, "enable_mem_arena", True)
     # ONNX Runtime plans the memory of each new shape, which pays only if shapes repeat. Packed shapes rarely do.
@@ -99,8 +99,8 @@ def session_options(config: ModelConfig, ragged: bool = False) -> ort.SessionOpt
     key = "session.use_device_allocator_for_initializers"
     options.add_session_config_entry(key, parameter(config, key, "0"))
     # Idle threads that spin take CPU from the server's own threads and from other instances.
-    for threads in ("intra_op", "inter_op"):
-        options.add_session_config_entry(f"session.{threads}.allow_spinning", "0")
+    for pool in ("intra_op", "inter_op"):
+        options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
     return options
 
 
@@ -137,9 +137,9 @@ def providers(kind: str, device_id: int) -> list[str | tuple[str, dict[str, int]
 
 
 def open_session(
-    config: ModelConfig, path: Path, kind: str, device_id: int, ragged: bool = False
+    config: ModelConfig, path: Path, kind: str, device_id: int, ragged: bool = False, threads: int = 0
 ) -> ort.InferenceSession:
-    options = session_options(config, ragged)
+    options = session_options(config, ragged, threads)
     try:
         session = ort.InferenceSession(str(path), options, providers=providers(kind, device_id))
     except ConfigError:
@@ -171,14 +171,17 @@ class OnnxModel:
             return cls.load_int8(config, args, int8, log)
         path = model_path(config, folder)
         kind, device_id = args["model_instance_kind"], int(args["model_instance_device_id"])
-        session = open_session(config, path, kind, device_id, ragged)
+        threads = intra_op_threads(config)
+        # Runs side by side have one thread each: shared threads would wait for each other in every matrix product.
+        side_by_side = ragged and kind != "GPU" and threads > 1
+        open_with = partial(open_session, config, path, kind, device_id, ragged)
+        session = open_with(threads=1 if side_by_side else threads)
         inputs, outputs = ports(session.get_inputs()), ports(session.get_outputs())
         check_config(config, inputs, outputs, ragged)
-        reference = OnnxRuntimeEngine(session, run_options(config))
+        reference = OnnxRuntimeEngine(session, run_options(config), open_with if side_by_side else None)
         engine: Engine
         engine, reason = reference, "the only one on a GPU"
         if kind != "GPU":
-            threads = intra_op_threads(config)
             subject = Subject(
                 f"{args['model_name']}-{args['model_version']}",
                 path,
@@ -186,7 +189,6 @@ class OnnxModel:
                 {name: port.type.numpy for name, port in inputs.items()},
                 {tensor["name"]: outputs[tensor["name"]].type.numpy for tensor in config["output"]},
                 threads,
-                # Runs side by side on the session's threads beat one run after the other on all of them.
                 threads if ragged else 1,
                 partial(packed_samples if ragged else batch_samples, config, input_specs(config, inputs)),
             )
@@ -203,7 +205,9 @@ class OnnxModel:
         threads = intra_op_threads(config)
         try:
             check_openvino({}, {})
-            graph = OpenVinoGraph(path, [tensor["name"] for tensor in config["output"]])
+            pads = parameter(config, "padding", "longest") == "longest"
+            mask = parameter(config, "mask", "attention_mask") if pads else ""
+            graph = OpenVinoGraph(path, [tensor["name"] for tensor in config["output"]], mask)
             nodes = graph.graph.inputs
             inputs = openvino_ports([node.get_any_name() for node in nodes], nodes)
             outputs = openvino_ports(graph.outputs, graph.graph.outputs)

@@ -46,7 +46,7 @@ from shared.tokenization import (
 from shared.types import Array, BadRequest, ConfigError, InstanceArgs, ModelConfig, Tensors
 
 # Increase it when a new version of this project may measure another cost.
-COST_VERSION = 2
+COST_VERSION = 3
 SHORT = 16  # tokens
 # A request is long if it takes longer than a run of so many short texts. Its rows then run in turns of that time.
 # Larger runs computed no more tokens per second, with AMX and without.
@@ -108,6 +108,7 @@ class Encoder:
     length_step: int = 1
     is_flat: bool = False  # a run costs its tokens, whatever their texts' lengths
     rounds_alone: bool = False  # pad a run of one row, too
+    skips_padding: bool = False  # compute the padding of a run in attention only
     # The layers after the pooling, for the vectors [rows, width] of spans.
     head: Callable[[Array], Array] | None = None
 
@@ -150,8 +151,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
         self.tokens_of_run = MAXIMUM_TOKENS  # of a flat one, until it is measured
-        self.cost = self.encoder.cost or self.measured_cost(config, args)
-        self.seconds_alone = lru_cache(partial(self.cost, np.array([1])))
+        self.cost: Cost = self.encoder.cost or self.measured_cost(config, args)
+        self.seconds_alone = lru_cache(lambda length: self.cost(np.array([1]), length))
         # The cheapest runs, because a compiled model may take fewer rows at once.
         turn_rows = self.tokens_of_run // self.encoder.short if self.encoder.is_flat else TURN_ROWS
         turn_seconds = float(self.seconds_of_rows(np.full(turn_rows, self.encoder.short)).sum())
@@ -261,8 +262,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         traced = tracing.traced(request, time.time_ns())
         tokens = {name: serving.input_tensor(request, name) for name in self.inputs}
         mask = tokens[self.mask]
-        if mask.ndim != 2 or mask.shape[1] == 0:
-            raise BadRequest(f"input '{self.mask}' must have shape [rows, tokens] with at least one token")
+        if mask.ndim != 2 or not mask.size:
+            raise BadRequest(f"input '{self.mask}' must have shape [rows, tokens] with at least one row and one token")
         for name, array in tokens.items():
             if array.shape != mask.shape:
                 raise BadRequest(
@@ -376,8 +377,10 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             for start, end in flat_cut(lengths, self.tokens_of_run):
                 seconds[start:end] = self.cost(lengths[start:end].sum(keepdims=True), 1) / (end - start)
             return seconds
-        for start, end in cheapest_cut(lengths, self.cost) if self.pads else equal_lengths(lengths):
-            seconds[start:end] = self.cost(np.array([end - start]), int(lengths[end - 1])) / (end - start)
+        cuts = cheapest_cut(lengths, self.cost, self.encoder.skips_padding) if self.pads else equal_lengths(lengths)
+        for start, end in cuts:
+            tokens = lengths[start:end].sum(keepdims=True) if self.encoder.skips_padding else None
+            seconds[start:end] = self.cost(np.array([end - start]), int(lengths[end - 1]), tokens) / (end - start)
         return seconds
 
     def add_long(self, request: TokenRequest, seconds: Array, response: serving.Response) -> None:
@@ -414,7 +417,10 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             cuts = flat_cut(lengths[order], self.tokens_of_run)
         elif self.pads:
             cuts = spread_cut(
-                padded_lengths[order], self.cost, self.encoder.independent_runs or self.encoder.parallel_runs
+                padded_lengths[order],
+                self.cost,
+                self.encoder.independent_runs or self.encoder.parallel_runs,
+                self.encoder.skips_padding,
             )
         else:
             cuts = equal_lengths(lengths[order])[::-1]
@@ -428,7 +434,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             for steps in traced_steps(timed, [texts.traced for texts, _ in rows], lengths):
                 tracing.sender.add(*steps)
         tokens = int(lengths.sum())
-        padded = tokens if self.encoder.is_flat else sum(math.prod(shape(packed)) for packed in runs)
+        is_unpadded = self.encoder.is_flat or self.encoder.skips_padding
+        padded = tokens if is_unpadded else sum(math.prod(shape(packed)) for packed in runs)
         self.metrics.add(tokens=tokens, padding_tokens=padded - tokens, runs=len(runs))
         return results
 

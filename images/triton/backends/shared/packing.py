@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import overload
+from typing import Protocol, overload
 
 import numpy as np
 
@@ -23,11 +23,17 @@ WORTHWHILE = 0.95
 # Each size is timed so many times, but no more often once that took these seconds. The fastest time counts, because the
 # first run is slower.
 FEWEST_TIMED, MOST_TIMED, TIMING_S = 2, 4, 0.3
-# The steps after such a run, such as pooling, get its answer with padding: at most so many times its tokens.
+# What a run computes with padding, such as the pooling after it, has at most so many times its tokens.
 PADDING = 2
 
-# Seconds of a run, for several numbers of rows at once, all padded to one length.
-Cost = Callable[[Array, int], Array]
+
+class Cost(Protocol):
+    """Returns the seconds of a run, for several numbers of rows at once, all padded to one length.
+
+    `tokens`: those of the rows without padding, if only attention computes it.
+    """
+
+    def __call__(self, rows: Array, length: int, tokens: Array | None = None, /) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,10 @@ class RunCost:
     @overload
     def __call__(self, rows: int, length: int) -> float: ...
     @overload
-    def __call__(self, rows: Array, length: int | Array) -> Array: ...
-    def __call__(self, rows: int | Array, length: int | Array) -> float | Array:
-        tokens = rows * length
-        return self.per_run + tokens * (self.per_token + self.per_pair * length + self.per_token2 * tokens)
+    def __call__(self, rows: Array, length: int | Array, tokens: Array | None = None) -> Array: ...
+    def __call__(self, rows: int | Array, length: int | Array, tokens: Array | None = None) -> float | Array:
+        own = rows * length if tokens is None else tokens
+        return self.per_run + own * (self.per_token + self.per_token2 * own) + self.per_pair * rows * length * length
 
     @classmethod
     def fit(cls, measured: list[tuple[int, int, float]]) -> RunCost:
@@ -122,18 +128,18 @@ class RunCost:
         return cls(max(0.0, alone - length * per_token), per_token), rows * length
 
 
-def cheapest_cut(lengths: Array, cost: Cost) -> list[tuple[int, int]]:
+def cheapest_cut(lengths: Array, cost: Cost, skips_padding: bool = False) -> list[tuple[int, int]]:
     """Cut ascending `lengths` into consecutive runs [start, end) of minimum total cost."""
-    return _cheapest(_seconds_of_runs(lengths, cost))
+    return _cheapest(_seconds_of_runs(lengths, cost, skips_padding))
 
 
-def spread_cut(lengths: Array, cost: Cost, workers: int) -> list[tuple[int, int]]:
+def spread_cut(lengths: Array, cost: Cost, workers: int, skips_padding: bool = False) -> list[tuple[int, int]]:
     """Cut ascending `lengths` so that all workers together end early, and return the run that takes longest first.
 
     Runs of minimum total cost are few, and would leave workers idle, so long ones are split further. If that cut is one
     run, and there are fewer rows than workers, it stays whole: a run that is alone may use all threads.
     """
-    seconds = _seconds_of_runs(lengths, cost)
+    seconds = _seconds_of_runs(lengths, cost, skips_padding)
     runs = accepted = {run: float(seconds[run[1] - 1][run[0]]) for run in _cheapest(seconds)}
     if workers > 1 and (len(runs) > 1 or len(lengths) >= workers):
         ends = last_ends(runs, workers)
@@ -164,9 +170,19 @@ def last_ends(runs: dict[tuple[int, int], float], workers: int) -> list[float]:
     return sorted(ends, reverse=True)
 
 
-def _seconds_of_runs(lengths: Array, cost: Cost) -> list[Array]:
+def _seconds_of_runs(lengths: Array, cost: Cost, skips_padding: bool) -> list[Array]:
     """Return the seconds of every run: that of the rows [start, end) is at [end - 1][start]."""
-    return [cost(np.arange(end, 0, -1), int(lengths[end - 1])) for end in range(1, len(lengths) + 1)]
+    before = np.cumsum(lengths) - lengths
+    seconds = []
+    for end in range(1, len(lengths) + 1):
+        rows, length = np.arange(end, 0, -1), int(lengths[end - 1])
+        tokens = before[end - 1] + length - before[:end]
+        if skips_padding:
+            too_wide = rows * length > PADDING * tokens
+            seconds.append(np.where(too_wide, np.inf, cost(rows, length, tokens)))
+        else:
+            seconds.append(cost(rows, length))
+    return seconds
 
 
 def _cheapest(seconds: list[Array]) -> list[tuple[int, int]]:

@@ -536,7 +536,7 @@ class Tokenization:
             return values.reshape(shape)
         cells = np.arange(width) < lengths[:, None]
         rows = np.full(shape, self.pad_values[name], values.dtype)
-        rows[cells[:, ::-1] if self.pad_left else cells] = values
+        rows[cells[:, ::-1] if self.pad_left else cells] = values.reshape(-1, *shape[2:])
         return rows
 
     def width(self, encodings: list[Encoding], longest: int) -> int:
