@@ -86,7 +86,7 @@ def onnx_runtime(path: Path, options: Options) -> Any:
 
 def openvino(path: Path, options: Options) -> Any:
     """Load the graph with the engine that this project's own backends use."""
-    # An int8 graph has other matrices in f32, as on the server. runs_bf16() lets Python find the backends.
+    # What an int8 graph does not have in 8 bits stays in f32. runs_bf16() lets Python find the backends.
     precision = "bf16" if runs_bf16() and path.suffix == ".onnx" else "f32"
     from shared.engines import OpenVinoGraph
 

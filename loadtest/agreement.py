@@ -21,7 +21,8 @@ def agreement(expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str,
     Answers of one number are compared as one vector, because a number has no direction.
     """
     if "label" in expected[0]:
-        same = [np.array_equal(*(answer["label"] for answer in pair)) for pair in zip(expected, actual, strict=True)]
+        pairs = zip(expected, actual, strict=True)
+        same = [np.array_equal(before["label"], after["label"]) for before, after in pairs]
         return {"equal_labels": float(np.mean(same))}
     nearness = []
     for name in [name for name, array in expected[0].items() if array.dtype.kind == "f"]:

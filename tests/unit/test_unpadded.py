@@ -68,11 +68,8 @@ def test_only_attention_computes_the_padding(without_padding):
     "mask",
     [
         [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]],
-        [
-            [2, 2, 0, 0, 0],
-            [0, 0, 0, 0, 0],
-            [0, 1, 0, 1, 0],
-        ],  # a row of masked tokens alone
+        # The second row has no token, and the third has masked tokens between the others.
+        [[2, 2, 0, 0, 0], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0]],
     ],
 )
 def test_answers_stay(without_padding, mask):

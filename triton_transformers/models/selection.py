@@ -53,7 +53,7 @@ def all_in_place(settings: Settings, systems: list[str]) -> bool:
 def missing_systems(settings: Settings, names: list[str]) -> tuple[list[System], list[str]]:
     """Return the systems that have to be assembled, and a line about each of the others."""
     repository = settings.model_repository
-    # In a comparison of formats, MIN_QUALITY applies to the format int8, and not to the system itself.
+    # With FORMATS, MIN_QUALITY is for the format int8. The system itself stays as it is.
     plain = settings.replace(MIN_QUALITY="") if settings.formats else settings
     chosen = [name for name in (*CHOICES, "ADAPTERS") if plain[name]]
     if chosen and len(names) != 1:

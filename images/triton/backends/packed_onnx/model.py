@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from shared import onnx_model
 from shared.engines import INT8
 from shared.packed_encoder import Encoder, RoutedEncoder
-from shared.parameters import parameter
+from shared.parameters import mask_name
 from shared.types import Array, ConfigError, InstanceArgs, ModelConfig
 
 HEAD = "head.onnx"
@@ -63,7 +63,7 @@ def open_head(config: ModelConfig, args: InstanceArgs, path: Path) -> Callable[[
 
 def per_token_outputs(model: onnx_model.OnnxModel) -> set[str]:
     """Return the outputs whose second axis has the name of the mask's token axis."""
-    mask = model.inputs.get(parameter(model.config, "mask", "attention_mask"))
+    mask = model.inputs.get(mask_name(model.config))
     axis = mask and mask.shape[1]
     if not isinstance(axis, str):
         return set()

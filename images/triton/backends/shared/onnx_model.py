@@ -20,7 +20,15 @@ import onnxruntime as ort
 from shared.engine_choice import Subject, choose_engine, engine_choices
 from shared.engines import INT8, Engine, EngineError, OnnxRuntimeEngine, OpenVinoGraph, check_openvino
 from shared.measurements import Measured, model_and_machine
-from shared.parameters import choice_parameter, flag_parameter, instance_count, int_parameter, parameter, usable_cpus
+from shared.parameters import (
+    choice_parameter,
+    flag_parameter,
+    instance_count,
+    int_parameter,
+    mask_name,
+    parameter,
+    usable_cpus,
+)
 from shared.sample_inputs import InputSpec, batch_samples, packed_samples
 from shared.types import BY_ONNX, ConfigError, ElementType, InstanceArgs, ModelConfig
 
@@ -175,7 +183,7 @@ class OnnxModel:
         # Runs side by side have one thread each: shared threads would wait for each other in every matrix product.
         side_by_side = ragged and kind != "GPU" and threads > 1
         open_with = partial(open_session, config, path, kind, device_id, ragged)
-        session = open_with(threads=1 if side_by_side else threads)
+        session = open_with(threads=1) if side_by_side else open_with()
         inputs, outputs = ports(session.get_inputs()), ports(session.get_outputs())
         check_config(config, inputs, outputs, ragged)
         reference = OnnxRuntimeEngine(session, run_options(config), open_with if side_by_side else None)
@@ -206,8 +214,9 @@ class OnnxModel:
         try:
             check_openvino({}, {})
             pads = parameter(config, "padding", "longest") == "longest"
-            mask = parameter(config, "mask", "attention_mask") if pads else ""
-            graph = OpenVinoGraph(path, [tensor["name"] for tensor in config["output"]], mask)
+            graph = OpenVinoGraph(
+                path, [tensor["name"] for tensor in config["output"]], mask_name(config) if pads else ""
+            )
             nodes = graph.graph.inputs
             inputs = openvino_ports([node.get_any_name() for node in nodes], nodes)
             outputs = openvino_ports(graph.outputs, graph.graph.outputs)

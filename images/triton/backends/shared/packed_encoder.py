@@ -30,7 +30,7 @@ from shared.long_requests import LongRequest, LongRequests
 from shared.measurements import Measured, recall_or_measure
 from shared.multi_vector import MULTI_VECTOR, MultiVectorAnswers, MultiVectorTokenization
 from shared.packing import MAXIMUM_TOKENS, Cost, RunCost, cheapest_cut, equal_lengths, flat_cut, row_lengths, spread_cut
-from shared.parameters import choice_parameter, flag_parameter, int_parameter, parameter
+from shared.parameters import choice_parameter, flag_parameter, int_parameter, mask_name, parameter
 from shared.token_ids import TOKENIZED, TokenIds
 from shared.tokenization import (
     NUMBERS,
@@ -136,7 +136,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         if any(tensor["data_type"] == "TYPE_STRING" for tensor in config["input"]):
             config = self.set_up_tokenization(config, args)
         self.inputs = [tensor["name"] for tensor in config["input"]]
-        self.mask = parameter(config, "mask", "attention_mask")
+        self.mask = mask_name(config)
         if self.mask not in self.inputs:
             raise ConfigError(
                 f"no input '{self.mask}': packing needs the mask to know a row's length; name it in parameter 'mask'"

@@ -23,7 +23,7 @@ WORTHWHILE = 0.95
 # Each size is timed so many times, but no more often once that took these seconds. The fastest time counts, because the
 # first run is slower.
 FEWEST_TIMED, MOST_TIMED, TIMING_S = 2, 4, 0.3
-# What a run computes with padding, such as the pooling after it, has at most so many times its tokens.
+# With its padding, a run has at most so many times its tokens.
 PADDING = 2
 
 
@@ -172,16 +172,15 @@ def last_ends(runs: dict[tuple[int, int], float], workers: int) -> list[float]:
 
 def _seconds_of_runs(lengths: Array, cost: Cost, skips_padding: bool) -> list[Array]:
     """Return the seconds of every run: that of the rows [start, end) is at [end - 1][start]."""
-    before = np.cumsum(lengths) - lengths
+    shapes = [(np.arange(end, 0, -1), int(lengths[end - 1])) for end in range(1, len(lengths) + 1)]
+    if not skips_padding:
+        return [cost(rows, length) for rows, length in shapes]
+    after = np.cumsum(lengths)
+    before = after - lengths
     seconds = []
-    for end in range(1, len(lengths) + 1):
-        rows, length = np.arange(end, 0, -1), int(lengths[end - 1])
-        tokens = before[end - 1] + length - before[:end]
-        if skips_padding:
-            too_wide = rows * length > PADDING * tokens
-            seconds.append(np.where(too_wide, np.inf, cost(rows, length, tokens)))
-        else:
-            seconds.append(cost(rows, length))
+    for end, (rows, length) in enumerate(shapes, 1):
+        tokens = after[end - 1] - before[:end]
+        seconds.append(np.where(rows * length > PADDING * tokens, np.inf, cost(rows, length, tokens)))
     return seconds
 
 

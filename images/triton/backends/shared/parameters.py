@@ -27,6 +27,11 @@ def parameter(config: ModelConfig, key: str, default: str = "") -> str:
     return value.strip() or default
 
 
+def mask_name(config: ModelConfig) -> str:
+    """Return the input of a text encoder that has 1 for each token, and 0 for padding."""
+    return parameter(config, "mask", "attention_mask")
+
+
 def int_parameter(config: ModelConfig, key: str, default: int) -> int:
     text = parameter(config, key, str(default))
     try:
