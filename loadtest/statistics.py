@@ -245,7 +245,6 @@ def verdict(windows: list[Window], model: str, formats: Sequence[str] = ()) -> R
         "p95_ratio": figures[subject]["p95_ms"] / figures[baseline]["p95_ms"],
         "ratios": ratios,
         "overloaded": overloaded,
-        "batched": None if formats else not batching_error(windows, model),
         "client_bound": any(w.client_cpu >= CLIENT_LIMIT for w in windows),
     }
 

@@ -300,7 +300,6 @@ def test_generating_system_is_compared_one_at_a_time_and_together(generated):
     results, output = generated["results"], generated["output"]
     assert results["unproven"] == ""
     assert results["passed"], results["complaints"]
-    assert results["verdict"]["batched"] is True
     assert "each instance of 'story_stream' would hold the model's weights again" in results["left_out"]["instances"]
     assert results["settings"]["users"] == 8
     one, together = (results["modes"][mode] for mode in ("none", "dynamic"))

@@ -35,7 +35,6 @@ def test_verdict_has_ratio_and_student_interval():
     half = 4.303 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2) / math.sqrt(3)
     assert verdict["throughput_ratio"] == pytest.approx(math.exp(mean))
     assert verdict["ci95"] == pytest.approx([math.exp(mean - half), math.exp(mean + half)])
-    assert verdict["batched"]
     assert not verdict["client_bound"]
 
 
@@ -89,8 +88,7 @@ def test_batches_that_contradict_the_modes_are_an_error(mode, batches, skew, err
     windows = [window(mode, 1, 100, mean_batch=batches[0]), window("dynamic", 1, 100, mean_batch=batches[1], cpu=0.97)]
     windows[0].counters["encoder"].executions += skew
     assert error in statistics.batching_error(windows, statistics.heaviest(windows))
-    verdict = statistics.verdict(windows, "encoder")
-    assert (verdict["batched"], verdict["client_bound"]) == (not error, True)
+    assert statistics.verdict(windows, "encoder")["client_bound"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,7 @@ def test_first_format_is_the_baseline_even_if_the_first_round_is_incomplete():
     windows = [window("onnx", 1, 100), window("int8", 2, 150, start=20), window("onnx", 2, 100, start=40)]
     (complete,) = statistics.complete_rounds(windows)
     verdict = statistics.verdict([*complete.values()], "encoder", ["onnx", "int8"])
-    assert (verdict["baseline"], verdict["subject"], verdict["batched"]) == ("onnx", "int8", None)
+    assert (verdict["baseline"], verdict["subject"]) == ("onnx", "int8")
     assert verdict["throughput_ratio"] == pytest.approx(1.5)
 
 
