@@ -115,7 +115,7 @@ locust: packages ## Serve SYSTEM and Locust's own web page, for tests against th
 dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE, UNTIL
 	@$(stack) dashboards
 
-bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generation, speech, text-formats, vision-formats, architectures, peers, gpu, requests, gateway, tracing
+bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generation, speech, architectures, peers, gpu, requests, gateway, tracing
 	@$(python) -m bench $(or $(BENCH),embedding)
 
 ##@ Working on it

@@ -1,11 +1,10 @@
-"""Run one benchmark: python -m bench embedding | text-formats | vision-formats | generation | ..."""
+"""Run one benchmark: python -m bench embedding | engines | generation | ..."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 from collections.abc import Callable
-from functools import partial
 
 from bench import (
     architectures,
@@ -37,7 +36,7 @@ def gpu() -> None:
 
 
 BENCHMARKS: dict[str, Callable[[], None]] = {
-    **{name: partial(comparisons.run, subject) for name, subject in comparisons.SUBJECTS.items()},
+    "embedding": comparisons.run,
     "generation": generation,
     "speech": speech_rates.run,
     "architectures": architectures.run,

@@ -63,7 +63,7 @@ def write_model(model: Path) -> None:
     write_config(model, comment, batched("python", MAX_BATCH, [texts], [vectors], "KIND_CPU"))
     (version := model / "1").mkdir()
     (version / "model.py").symlink_to(ROOT / "bench/free_encoder.py")
-    shutil.copy(fetch_embedding(version) / "tokenizer.json", version)
+    shutil.copy(fetch_embedding() / "tokenizer.json", version)
 
 
 def used(variables: dict[str, str]) -> tuple[float, ...]:

@@ -145,7 +145,7 @@ def save(name: str, weights: Path, device: str) -> Checkpoint:
     from transformers import AutoModel, AutoTokenizer, logging
 
     logging.disable_progress_bar()
-    source, (make, pooling) = fetch_embedding(weights), MODELS[name]
+    source, (make, pooling) = fetch_embedding(), MODELS[name]
     torch.manual_seed(1)
     sizes = {} if device == "cuda" else {"num_hidden_layers": 1}
     network = make(**sizes) if make else AutoModel.from_pretrained(source, local_files_only=True)

@@ -138,10 +138,10 @@ def report(reports: Path, name: str, results: dict[str, Any]) -> None:
         [mode, f"{of['throughput_rps']:.1f}", f"{of['p95_ms']:.0f}", f"{of['mean_batch']:.1f}"]
         for mode in MODES
         if mode in results["modes"]  # models that generate have no instances
-        for of in [comparisons.medians([results], mode)]
+        for of in [comparisons.medians(results, mode)]
     ]
     print_table(("mode", "requests/s", "p95 ms", "rows per batch"), rows, text_columns=("mode",))
-    out.print(f"dynamic / best other mode: {comparisons.ratio([results])}")
+    out.print(f"dynamic / best other mode: {comparisons.ratio(results)}")
     write(reports, name, results)
 
 

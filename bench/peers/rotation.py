@@ -101,7 +101,7 @@ def prepared(work: Path, cpus: tuple[int, ...], form: str) -> Site:
     variables = environment(work, SYSTEMS="embedding", FORMAT=form)
     command("models", variables)
     repository = Path(variables["MODEL_REPOSITORY"])
-    weights = fetch_embedding(work)
+    weights = fetch_embedding()
     if (graph := repository / "encoder/1/model.onnx").exists():
         weights = weights_with_graph(weights, graph, work / "weights")
     return Site(cpus, weights, repository, work)
