@@ -115,3 +115,10 @@ def test_only_cuda_uses_the_gpus_of_the_machine(serve, profile, visible):
 def test_engine_of_a_system_is_loaded_with_it(serve):
     flags = serve(MODEL_REPOSITORY=str(ROOT / "model_repository"), SYSTEMS="embedding falcon7b")
     assert re.findall(r"--load-model=(\S+)", flags) == ["embedding", "falcon7b", "falcon7b_stream"]
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [({}, ""), ({"GLIBC_TUNABLES": "glibc.malloc.perturb=1"}, ":glibc.malloc.perturb=1")]
+)
+def test_memory_is_in_large_pages_beside_the_users_own_tunables(serve, own, expected):
+    assert f"\nGLIBC_TUNABLES=glibc.malloc.hugetlb=1{expected}\n" in serve(**own)
