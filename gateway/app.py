@@ -60,7 +60,7 @@ async def list_models(request: Request) -> Response:
     more = {"object": "model", "created": int(gateway.started), "owned_by": "triton-transformers"}
     models: dict[str, dict[str, object]] = {}
     for system in await gateway.served.systems():
-        if system.is_listed:
+        if gateway.served.routes_of(system):
             models[system.name] = {"id": system.name, **more}
         for adapter in system.adapters:
             own = f"{system.name}:{adapter}"
@@ -120,7 +120,13 @@ ROUTES = [
     *tei("/info", tei_api.info, method="GET"),
     ApiRoute("/models/{model}/rerank", tei_api.rerank, error_form=tei_form),
     *api("/", tei_api.any_task, "", tei_form),
-    ApiRoute("/models/{model}", hugging_face_api.answer, error_form=tei_form, body=FILE_BODY),
+    ApiRoute(
+        "/models/{model}",
+        hugging_face_api.answer,
+        error_form=tei_form,
+        body=FILE_BODY,
+        answers_for=hugging_face_api.is_only_route,
+    ),
     *api("/models/{model}/v1/completions", hugging_face_api.text_completions),
     *api("/models/{model}/v1/chat/completions /models/{model}/chat/completions", hugging_face_api.chat),
     Route("/health", health),

@@ -195,6 +195,11 @@ def asker(system: System) -> Ask | None:
     return next((ask for takes, has, ask in fits if takes <= system.inputs and has <= system.outputs), None)
 
 
+def is_only_route(system: System) -> bool:
+    """Return whether only this API answers for the system. The others have routes that more clients know."""
+    return system.kind == "other" and asker(system) is not None
+
+
 # --- pipelines --------------------------------------------------------------------------------------------------------
 
 

@@ -272,7 +272,7 @@ def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
     for name in texts:
         if name not in known:
             raise ApiError(
-                400, f"The model '{system.name}' takes the texts {', '.join(known)}.", f"inputs.{shown(name)}"
+                400, f"The model '{system.name}' takes the inputs {', '.join(known)}.", f"inputs.{shown(name)}"
             )
     # Which inputs a pipeline requires depends on its task, and its backend knows.
     for name in [] if texts and page_pipelines.is_pipeline(system) else required:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,9 +31,11 @@ class ApiRoute(Route):
         method: str = "POST",
         is_shown: bool = True,
         body: MediaTypes = JSON_BODY,
+        answers_for: Callable[[Any], bool] | None = None,  # of a System; None: by its abilities
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.abilities = frozenset(abilities.split())
+        self.answers_for = answers_for or (lambda system: system.can(self.abilities))
         self.error_form = error_form
         self.body = body
         self.is_shown = is_shown  # on the page: not the second path of the same API
@@ -47,7 +50,7 @@ class Routes:
             if not route.param_convertors:
                 self._exact[route.path].append(route)
         self._patterns = [route for route in routes if route.param_convertors]
-        self.shown = [route for route in routes if isinstance(route, ApiRoute) and route.is_shown and route.abilities]
+        self.shown = [route for route in routes if isinstance(route, ApiRoute) and route.is_shown]
 
     def label(self, path: str) -> str:
         """Return what metrics call the route of a path without parameters."""

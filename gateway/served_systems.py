@@ -70,11 +70,6 @@ class System:
         return self.speech_model.startswith("whisper")
 
     @property
-    def is_listed(self) -> bool:
-        """Return whether OpenAI's API has a route for the system."""
-        return self.kind != "other" or self.can(("transcription", "speech"))
-
-    @property
     def labels(self) -> list[str]:
         """Return the names of a classifier's labels, in the order of its scores; none if its configuration has none."""
         return list(json.loads(self.parameter("labels") or "[]"))
@@ -193,7 +188,8 @@ class Served:
 
     def routes_of(self, system: System) -> list[str]:
         """Return the paths of the APIs that answer requests to the system."""
-        return [route.path for route in self._routes.shown if system.can(route.abilities)]
+        own = (route.path for route in self._routes.shown if route.answers_for(system))
+        return [path.replace("{model}", system.name) for path in own]
 
     async def stream_of(self, system: System) -> System | None:
         """Return the companion that streams the system's responses, None if there is none.

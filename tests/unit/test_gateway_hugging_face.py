@@ -146,6 +146,14 @@ def test_encoders_answer_with_the_apis_names(gateway: RunningGateway) -> None:
     assert (best["token"], best["token_str"], best["sequence"]) == (7, "capital", "The capital.")
 
 
+def test_systems_without_another_route_are_listed_and_named_by_their_address(gateway: RunningGateway) -> None:
+    listed = {model["id"] for model in gateway.get("/v1/models").json["data"]}
+    assert listed >= {"summarization", "keypoint-matching", "names", "answers", "mask", "pets", "other"}
+    assert "tensors" not in listed
+    error = gateway.post("/v1/completions", {"model": "summarization", "prompt": "a"}).error
+    assert error["message"].endswith("It answers /models/summarization.")
+
+
 REFUSED = [
     ("summarization", b"{", 400, "The body is not valid JSON"),
     ("summarization", {"parameters": {}}, 400, "Missing required parameter: 'inputs'"),
