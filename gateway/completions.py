@@ -445,7 +445,9 @@ def chat_logprobs(chunk: Chunk) -> dict[str, Any] | None:
 
 
 def chat_token(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.token.encode())}
+    # The engines give the text of a token. That of a part of a character is U+FFFD, which has other bytes.
+    own = None if "\ufffd" in token.token else list(token.token.encode())
+    return {"token": token.token, "logprob": token.logprob, "bytes": own}
 
 
 def usage(counts: TokenCounts) -> dict[str, Any] | None:

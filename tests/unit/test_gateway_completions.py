@@ -15,9 +15,10 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway import outages
+from gateway import completions, outages
 from gateway.config import Limits
 from gateway.event_streams import EventStream
+from gateway.text_generation import TokenLogprob
 from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.triton_stand_in import (
     COUNTED,
@@ -388,6 +389,10 @@ def test_logprobs_have_openais_forms(gateway, received, streams) -> None:
     logprobs(CHAT, messages=USER, logprobs=True)
     sent = [json.loads(request.inputs["sampling_parameters"].texts()[0])["logprobs"] for request in received]
     assert sent == [1, 1, 0]
+
+
+def test_part_of_a_character_has_no_bytes() -> None:
+    assert completions.chat_token(TokenLogprob(7, "\ufffd", -0.5))["bytes"] is None
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
