@@ -144,6 +144,9 @@ class ModelControl:
                             raise UserError(f"{system} did not load: {error}") from None
                         self._load(system, system)
                     out.print(f"{system}: loaded in {time.monotonic() - start:.1f} s{progress}")
+            except KeyboardInterrupt:
+                err.print(f"{system}: Triton goes on loading it. Repeat the command to serve it")
+                raise
             except StillLoadingError as error:
                 errors.append(str(error))
             except UserError as error:

@@ -44,6 +44,7 @@ class Parity:
     alone: Difference
     together: Difference
     tolerance: float
+    subject: str = ""  # what is compared, if it is not what is served
 
     def check(self) -> None:
         self.alone.check(self.tolerance, "to a request alone")
@@ -51,8 +52,8 @@ class Parity:
 
     def outcome(self, noun: str) -> Outcome:
         return Outcome(
-            f"differs from the original by at most {self.alone.size:.0e} alone and {self.together.size:.0e} in a batch "
-            f"on {self.examples} {noun} ({self.tolerance:.0e} is allowed)",
+            f"{self.subject}differs from the original by at most {self.alone.size:.0e} alone and "
+            f"{self.together.size:.0e} in a batch on {self.examples} {noun} ({self.tolerance:.0e} is allowed)",
             {
                 "parity_examples": self.examples,
                 "difference_alone": self.alone.size,
@@ -77,6 +78,7 @@ def measure_parity(
         largest_difference(reference, [comparable(tensors) for tensors in alone]),
         replace(together, example=numbers[together.example]),
         TOLERANCES[dtype],
+        "its fp32 graph " if job.format.endswith("int8") else "",
     )
 
 
