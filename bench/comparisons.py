@@ -36,7 +36,13 @@ def run() -> None:
     alone: list[embedder.Figures] = []
     with folder() as work:
         variables = environment(
-            work, SYSTEMS=SYSTEM, ROUNDS="5", TRITON_CPUS=str(cpu), LOADTEST_CPUS=str(client), REPORTS=str(reports)
+            work,
+            SYSTEMS=SYSTEM,
+            FORMAT="onnx",
+            ROUNDS="5",
+            TRITON_CPUS=str(cpu),
+            LOADTEST_CPUS=str(client),
+            REPORTS=str(reports),
         )
         command("models", variables)
         with server(variables):

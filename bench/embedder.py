@@ -25,8 +25,8 @@ from triton_transformers.settings import ROOT
 
 OUTPUT = "sentence_embedding"
 VARIABLE = "BENCH_PEER"
-# The memory that serve.sh gives Triton, for whatever is compared with it.
-MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# serve.sh gives Triton these pages. What is compared with it gets them, too.
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def measure(cpu: int, repository: str, engine: str) -> Figures:
     """Measure the engine, as Triton's metrics name it, on this CPU."""
     options = json.dumps({"repository": repository, "port": 0, "engine": engine.partition(" ")[0]})
     program = ["taskset", "-c", str(cpu), sys.executable, "-m", "bench.embedder"]
-    environment = os.environ | MEMORY | {VARIABLE: options}
+    environment = os.environ | LARGE_PAGES | {VARIABLE: options}
     done = subprocess.run(program, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
 

@@ -54,7 +54,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """Return the systems that have a route of OpenAI's API, or the one that the path names."""
+    """Return the systems that a route answers for, with their adapters, or the one that the path names."""
     gateway = gateway_of(request)
     # OpenAI's clients require a time of creation, which Triton does not know.
     more = {"object": "model", "created": int(gateway.started), "owned_by": "triton-transformers"}

@@ -445,9 +445,9 @@ def chat_logprobs(chunk: Chunk) -> dict[str, Any] | None:
 
 
 def chat_token(token: TokenLogprob) -> dict[str, Any]:
-    # The engines give the text of a token. That of a part of a character is U+FFFD, which has other bytes.
-    own = None if "\ufffd" in token.token else list(token.token.encode())
-    return {"token": token.token, "logprob": token.logprob, "bytes": own}
+    # Engines return a token as text. A part of a character becomes U+FFFD, whose bytes are not those of the token.
+    encoded = None if "\ufffd" in token.token else list(token.token.encode())
+    return {"token": token.token, "logprob": token.logprob, "bytes": encoded}
 
 
 def usage(counts: TokenCounts) -> dict[str, Any] | None:

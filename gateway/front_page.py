@@ -178,7 +178,7 @@ def step_names(config: ModelConfig) -> list[str]:
 
 
 def card(gateway: Gateway, loaded: Loaded, figures: RecentFigures | None, url: str) -> dict[str, Any]:
-    """Return one system as the page shows it. Without a route, the answer to its command is shortened."""
+    """Return one system as the page shows it. The answer to a command for /try is shortened."""
     fields: dict[str, Any] = {
         "name": loaded.name,
         "reason": loaded.reason,

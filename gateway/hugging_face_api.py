@@ -196,8 +196,8 @@ def asker(system: System) -> Ask | None:
 
 
 def is_only_route(system: System) -> bool:
-    """Return whether only this API answers for the system. The others have routes that more clients know."""
-    return system.kind == "other" and asker(system) is not None
+    """Return whether no other API answers for the system. All but /tokenize have routes that more clients know."""
+    return system.abilities <= {"tokens"} and asker(system) is not None
 
 
 # --- pipelines --------------------------------------------------------------------------------------------------------

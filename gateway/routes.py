@@ -20,7 +20,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class ApiRoute(Route):
-    """A path of an API, which answers for systems with one of the abilities (served_systems.System.abilities)."""
+    """A path of an API, which answers for systems with one of the abilities (served_systems.System.abilities).
+
+    `answers_for` tells another way for which systems it does.
+    """
 
     def __init__(
         self,
@@ -31,11 +34,11 @@ class ApiRoute(Route):
         method: str = "POST",
         is_shown: bool = True,
         body: MediaTypes = JSON_BODY,
-        answers_for: Callable[[Any], bool] | None = None,  # of a System; None: by its abilities
+        answers_for: Callable[[Any], bool] | None = None,
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
-        self.abilities = frozenset(abilities.split())
-        self.answers_for = answers_for or (lambda system: system.can(self.abilities))
+        able = frozenset(abilities.split())
+        self.answers_for = answers_for or (lambda system: system.can(able))
         self.error_form = error_form
         self.body = body
         self.is_shown = is_shown  # on the page: not the second path of the same API

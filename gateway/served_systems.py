@@ -188,8 +188,8 @@ class Served:
 
     def routes_of(self, system: System) -> list[str]:
         """Return the paths of the APIs that answer requests to the system."""
-        own = (route.path for route in self._routes.shown if route.answers_for(system))
-        return [path.replace("{model}", system.name) for path in own]
+        paths = (route.path for route in self._routes.shown if route.answers_for(system))
+        return [path.replace("{model}", system.name) for path in paths]
 
     async def stream_of(self, system: System) -> System | None:
         """Return the companion that streams the system's responses, None if there is none.

@@ -91,7 +91,7 @@ def check_gateway(settings: Settings, kind: str) -> None:
     """Raise UserError if no request for a system of this kind can go through the gateway."""
     if kind not in ROUTES:
         raise UserError(
-            f"PROTOCOL=openai: the gateway has no route for SYSTEM={settings.system}, only for systems that embed, "
+            f"PROTOCOL=openai: OpenAI's API has no route for SYSTEM={settings.system}, only for systems that embed, "
             "classify or rank texts or generate them: set PROTOCOL=http"
         )
 

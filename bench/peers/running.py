@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from bench.clients import FORMS, RequestForm
-from bench.embedder import MEMORY
+from bench.embedder import LARGE_PAGES
 from triton_transformers.answers import smallest_cosine
 from triton_transformers.http import opener
 from triton_transformers.settings import ROOT, UserError
@@ -110,7 +110,7 @@ def started(
             process = subprocess.Popen(
                 ["taskset", "-c", cpus, *command],
                 cwd=cwd,
-                env={**os.environ, **QUIET, **MEMORY, "TMPDIR": str(folder), **variables},
+                env={**os.environ, **QUIET, **LARGE_PAGES, "TMPDIR": str(folder), **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -90,7 +90,7 @@ fi
 unset "${!AIP_@}"
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY=1
-# Weights and activations in pages of 2 MB: with 4 kB, a CPU looks up more addresses than it can keep.
+# glibc asks for pages of 2 MB: a CPU cannot keep the addresses of all weights in pages of 4 kB.
 export GLIBC_TUNABLES=glibc.malloc.hugetlb=1${GLIBC_TUNABLES:+:$GLIBC_TUNABLES}
 # Backends read labels and tokenizers of all languages, whatever the locale.
 export PYTHONUTF8=1

@@ -142,11 +142,12 @@ class ModelControl:
                             self.assembled(system)  # Triton names neither the file nor the line
                         except UserError as error:
                             raise UserError(f"{system} did not load: {error}") from None
-                        self._load(system, system)
+                        try:
+                            self._load(system, system)
+                        except KeyboardInterrupt:
+                            err.print(f"{system}: Triton goes on loading it. Repeat the command to serve it")
+                            raise
                     out.print(f"{system}: loaded in {time.monotonic() - start:.1f} s{progress}")
-            except KeyboardInterrupt:
-                err.print(f"{system}: Triton goes on loading it. Repeat the command to serve it")
-                raise
             except StillLoadingError as error:
                 errors.append(str(error))
             except UserError as error:

@@ -40,7 +40,7 @@ def test_drills_are_listed_without_starting_anything(tmp_path):
 
 
 @pytest.mark.slow
-def test_drills_that_expect_a_message_hold(tmp_path):
+def test_drills_that_expect_a_message_find_it(tmp_path):
     """The drills of make's commands expect their messages, which change with the commands."""
     done = make_drill(tmp_path, DRILL=" ".join(MESSAGES))
     report = next((tmp_path / "reports").glob("*-drill/drill.json"), None)

@@ -98,7 +98,7 @@ def test_unsupported_inputs_raise_an_error(tensor):
 
 @pytest.mark.parametrize("config", [TEXT, config(("image", "TYPE_FP32", ["-1", "-1", "3"]))], ids=["text", "image"])
 def test_system_without_a_route_is_refused(config):
-    with pytest.raises(UserError, match=r"^PROTOCOL=openai: the gateway has no route for SYSTEM=m, .* set PROTOCOL="):
+    with pytest.raises(UserError, match=r"^PROTOCOL=openai: OpenAI's API has no route for SYSTEM=m, .* set PROTOCOL="):
         gateway_job(config)
 
 

@@ -116,7 +116,7 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
         raise UserError(f"PROFILE=neuron compiles {system.name} ({task}) for Neuron: leave FORMAT empty")
     if system.format and system.format not in recipe.formats:
         formats = " or ".join(recipe.formats)
-        raise UserError(f"FORMAT={system.format} is not available for {system.name} ({task}): set {formats}")
+        raise UserError(f"FORMAT={system.format} is not available for {system.name} ({task}): set FORMAT to {formats}")
     form = "neuron" if target else system.format or recipe.default_format(settings.profile)
     if not system.format and needs_pipeline(task, read_config(weights.folder)):
         form = PIPELINE

@@ -52,8 +52,8 @@ class Parity:
 
     def outcome(self, noun: str) -> Outcome:
         return Outcome(
-            f"{self.subject}differs from the original by at most {self.alone.size:.0e} alone and "
-            f"{self.together.size:.0e} in a batch on {self.examples} {noun} ({self.tolerance:.0e} is allowed)",
+            f"{self.subject} differs from the original by at most {self.alone.size:.0e} alone and "
+            f"{self.together.size:.0e} in a batch on {self.examples} {noun} ({self.tolerance:.0e} is allowed)".lstrip(),
             {
                 "parity_examples": self.examples,
                 "difference_alone": self.alone.size,
@@ -78,7 +78,7 @@ def measure_parity(
         largest_difference(reference, [comparable(tensors) for tensors in alone]),
         replace(together, example=numbers[together.example]),
         TOLERANCES[dtype],
-        "its fp32 graph " if job.format.endswith("int8") else "",
+        "its fp32 graph" if job.format.endswith("int8") else "",
     )
 
 
