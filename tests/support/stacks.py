@@ -164,7 +164,7 @@ class TestStack:
         own = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         return own | self.environment | {name: str(value) for name, value in settings.items()}
 
-    def make(self, target: str, timeout: float = 540, **settings: object) -> subprocess.CompletedProcess[str]:
+    def make(self, target: str, timeout: float = 1000, **settings: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["make", *target.split()],
             cwd=ROOT,
@@ -372,7 +372,7 @@ def stacks(make: Callable[[], TestStack]) -> Iterator[Callable[[], TestStack]]:
             list(pool.map(lambda stack: stack.destroy(), created))
 
 
-def bring_up(stack: TestStack, timeout: float = 540) -> TestStack:
+def bring_up(stack: TestStack, timeout: float = 1000) -> TestStack:
     done = stack.make("up", timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return stack
