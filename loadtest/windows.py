@@ -221,8 +221,8 @@ class Experiment:
         generated_before = self.reader.read_when_sent() if self.reader else None
         counted_from = self._now()
         before = self._counters()
+        self.others.open()  # before the window, because a busy machine takes long to list its processes
         self.users.open_window()
-        self.others.open()
         began_at, start = time.time(), self._now()
         with self.metrics.window(mode, number) as update:
             self._measure(label, start, update)
@@ -305,7 +305,8 @@ class Experiment:
             else:
                 part = elapsed / self.plan.length_s
             self.progress(f"{label}: measuring", min(part, 1.0))
-            is_empty = not self.plan.rate and not self.users.samples and elapsed < MAXIMUM_EMPTY_S
+            has_response = any(sample.at < elapsed for sample in self.users.samples)
+            is_empty = not self.plan.rate and not has_response and elapsed < MAXIMUM_EMPTY_S
             if (part >= 1 and not is_empty) or elapsed > MAXIMUM_WINDOW_S:
                 return
 

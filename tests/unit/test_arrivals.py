@@ -281,10 +281,12 @@ def test_arrivals_that_are_late_when_the_users_pause_are_sent(clock):
 # --- the windows of a comparison --------------------------------------------------------------------------------------
 
 
-def measured_window(job: Job, plan: Plan, metrics: Metrics) -> Window:
+NO_OTHERS = OtherPrograms.from_environment({})
+
+
+def measured_window(job: Job, plan: Plan, metrics: Metrics, others: OtherPrograms = NO_OTHERS) -> Window:
     triton = SimpleNamespace(statistics=dict)
     switch = SimpleNamespace(counted=dict, to=lambda mode: None, in_force=lambda: True)
-    others = OtherPrograms.from_environment({})
     with Users(job) as users, gevent.Timeout(60):
         experiment = Experiment(plan, MODES, {}, users, triton, switch, metrics, others, lambda *_: None)
         return experiment._window(1, "none")
@@ -322,6 +324,15 @@ def test_window_of_an_overloaded_server_ends_in_bounded_time_and_loses_nothing(s
     assert all(latency > 0.5 for latency in latencies(given_up))
     # After the window, the four users send for half a second; to send all requests would take them four seconds.
     assert sum(sample.at >= window.end and not sample.error for sample in window.samples) < 60
+
+
+def test_window_goes_on_until_a_response_lies_in_it(server):
+    """A busy machine answers late, and takes long to list its processes."""
+    plan = Plan("m", 2, 0.1, 0.0, 1, None)
+    server.seconds = 0.6
+    others = OtherPrograms(lambda: time.sleep(0.2))
+    window = measured_window(replace(JOB, url=server.url, rate=0), plan, Metrics("", "m", ["none"]), others)
+    assert window.samples
 
 
 @pytest.mark.parametrize(
