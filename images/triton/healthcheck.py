@@ -14,7 +14,7 @@ from types import FrameType
 
 from watchdog import BACKENDS
 from watchdog.missing_systems import required_systems
-from watchdog.tritonserver import Triton, stubs_of
+from watchdog.tritonserver import Triton, models_of, stubs_of
 
 # Docker and Kubernetes give up after five seconds, and would not show the message of a check that they end.
 TIMEOUT_S = 4
@@ -30,7 +30,7 @@ def is_server(comm: Path) -> bool:
 def living_processes() -> Counter[str]:
     """Return how many Python processes each model has."""
     servers = [int(comm.parent.name) for comm in Path("/proc").glob("[0-9]*/comm") if is_server(comm)]
-    return Counter(model for server in servers for model in stubs_of(server, instances=True).values())
+    return Counter(model for server in servers for model in models_of(stubs_of(server), instances=True).values())
 
 
 def short_of_processes(triton: Triton, living: Counter[str]) -> list[str]:

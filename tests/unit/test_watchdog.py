@@ -101,14 +101,15 @@ class Memory:
         pass
 
 
+def command_lines(*pids: int) -> dict[int, list[str]]:
+    return {pid: ["stub", "model.py", f"region_{pid}"] for pid in pids}
+
+
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
-    """Return the folder of the memory of processes 1 to 8."""
+    """Return the folder of the memory of processes."""
     monkeypatch.setattr(memory_regions, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(memory_regions, "StubMemory", Memory)
-    monkeypatch.setattr(
-        memory_regions, "stub_arguments", lambda pid: ["stub", "model.py", f"region_{pid}"] if pid < 9 else []
-    )
     for name in ("region_1", "region_2", "region_3", "another"):
         (tmp_path / name).touch(0o644)
     return tmp_path
@@ -116,15 +117,15 @@ def memory(tmp_path, monkeypatch):
 
 def test_shared_memory_of_an_ended_process_is_removed(memory):
     regions = memory_regions.Regions()
-    regions.poll([1, 2])
-    regions.poll([2, 3, 4, 9])  # 4 has ended, and 9 is another program
+    regions.poll(command_lines(1, 2))
+    regions.poll(command_lines(2, 3, 4))  # 4 has ended
     assert {path.name for path in memory.iterdir()} == {"region_2", "region_3", "another"}
-    regions.poll([])
+    regions.poll({})
     assert {path.name for path in memory.iterdir()} == {"another"}
 
 
 def test_shared_memory_is_hidden_from_other_users(memory):
-    memory_regions.Regions().poll([1, 2])
+    memory_regions.Regions().poll(command_lines(1, 2))
     modes = {path.name: path.stat().st_mode & 0o777 for path in memory.iterdir()}
     assert modes == {"region_1": 0o600, "region_2": 0o600, "region_3": 0o644, "another": 0o644}
 
@@ -134,17 +135,17 @@ def test_slow_search_does_not_delay_reports(memory, child, monkeypatch):
     (memory / "region_0").touch()
     monkeypatch.setattr(memory_regions, "ALIVE_POLL_S", 0.01)
     monkeypatch.setattr(memory_regions, "Regions", lambda: regions)
-    monkeypatch.setattr(memory_regions, "stub_arguments", lambda pid: ["stub", "model.py", "region_0"])
 
-    def search(server: int) -> list[int]:
+    def search(server: int) -> dict[int, list[str]]:
         if regions.known:
             search_began.set()
             release.wait(20)
-        return [child.pid]
+        return {child.pid: ["stub", "model.py", "region_0"]}
 
-    monkeypatch.setattr(memory_regions, "stubs_of", search)
+    monkeypatch.setattr(tritonserver, "stubs_of", search)
     monkeypatch.setattr(memory_regions, "POLL_S", 0.01)
-    keeper = threading.Thread(target=memory_regions.keep_regions, args=(child.pid, tritonserver.start_time(child.pid)))
+    stubs = tritonserver.Stubs(child.pid)
+    keeper = threading.Thread(target=memory_regions.keep_regions, args=(stubs, tritonserver.start_time(child.pid)))
     keeper.start()
     assert search_began.wait(20)
     region = regions.known[child.pid]
@@ -157,6 +158,23 @@ def test_slow_search_does_not_delay_reports(memory, child, monkeypatch):
     release.set()
     keeper.join(20)
     assert not keeper.is_alive() and not regions.known
+
+
+def test_no_search_counts_twice(monkeypatch):
+    monkeypatch.setattr(tritonserver, "POLL_S", 0.01)
+    with pytest.raises(TimeoutError):
+        tritonserver.Stubs(7).wait_for_search()
+
+
+def test_search_wakes_the_thread_that_waits_for_it(monkeypatch):
+    monkeypatch.setattr(tritonserver, "POLL_S", 1000)
+    monkeypatch.setattr(tritonserver, "stubs_of", lambda server: command_lines(server))
+    stubs, received = tritonserver.Stubs(7), []
+    waiting = threading.Thread(target=lambda: received.append(stubs.wait_for_search()))
+    waiting.start()
+    while waiting.is_alive():
+        stubs.search()
+    assert received == [command_lines(7)]
 
 
 @pytest.fixture
@@ -229,12 +247,12 @@ def hung(triton):
     search = endless_loads.HungLoads(triton)
     seconds = iter(range(10**6))
 
-    def ticks(pid, busy, stopped):
-        return tritonserver.STOPPED if pid in stopped else next(seconds) if pid in busy else 7
+    def ticks(pid, busy, stopped, gone):
+        return tritonserver.STOPPED if pid in stopped else next(seconds) if pid in busy else -1 if pid in gone else 7
 
-    def run(stubs, times=HUNG, awaited=(tritonserver.ANY,), busy=(), stopped=()):
+    def run(stubs, times=HUNG, awaited=(tritonserver.ANY,), busy=(), stopped=(), gone=()):
         for _ in range(times):
-            ended = search.poll(stubs, {*awaited}, lambda pid: ticks(pid, busy, stopped))
+            ended = search.poll(stubs, {*awaited}, lambda pid: ticks(pid, busy, stopped, gone))
         return ended
 
     return run
@@ -249,6 +267,8 @@ LOADS = {
     # It would go on in memory that Triton has given up.
     "stopped": (0, [(FIRST, {"times": 1, "stopped": {1}}, [1]), (FIRST, {"awaited": (), "stopped": {1}}, [])]),
     "busy": (0, [(FIRST, {"busy": {1}}, [])]),
+    # The search for processes is up to a second old.
+    "has ended": (0, [(FIRST, {"gone": {1}}, [])]),
     "not awaited": (0, [(FIRST, {"awaited": ()}, [])]),
     "loaded": (2, [(SERVING, {}, [])]),
     "reload": (2, [(SERVING, {"times": 1}, []), (RELOAD, {"awaited": {3}}, [3])]),
@@ -465,6 +485,13 @@ def test_program_ends_after_an_unknown_error_so_that_it_is_started_again(child):
     )
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
+
+
+def test_program_ends_if_its_search_does(child):
+    started = tritonserver.start_time(child.pid)
+    ended = run_program(child.pid, started, "program.Stubs.search = lambda stubs: 1 / 0")
+    assert ended.returncode == 1
+    assert "the search for the server's processes ended" in ended.stderr
 
 
 def test_program_ends_with_the_server_that_it_was_started_for(child):

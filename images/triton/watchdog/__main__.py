@@ -19,7 +19,7 @@ from watchdog.crashed_processes import Crashes
 from watchdog.endless_loads import end_hung_loads
 from watchdog.memory_regions import SHARED_MEMORY, keep_regions
 from watchdog.missing_systems import keep_loading
-from watchdog.tritonserver import POLL_S, Triton, log, start_time, stub_arguments, stubs_of
+from watchdog.tritonserver import POLL_S, Stubs, Triton, log, models_of, start_time, stub_arguments
 
 # The niceness of this program: on a machine that is busy with other work, a late report costs requests.
 NICENESS = -10
@@ -49,19 +49,21 @@ def main() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     # Reloads take longer than Triton waits for a process, so each kind of work has a thread. Daemons do not keep this
     # program from ending, and from being started again, after an error below.
-    work = ((keep_loading, (Triton(),)), (end_hung_loads, (server, Triton())), (keep_regions, (server, started)))
+    stubs = Stubs(server)
+    work = ((keep_loading, (Triton(),)), (end_hung_loads, (stubs, Triton())), (keep_regions, (stubs, started)))
     threads = [threading.Thread(target=function, args=arguments, daemon=True) for function, arguments in work]
     for thread in threads:
         thread.start()
     crashes = Crashes(Triton())
     while start_time(server) == started:
-        time.sleep(POLL_S)
         try:
-            crashes.poll(stubs_of(server))
+            crashes.poll(models_of(stubs.wait_for_search()))
         except urllib.error.HTTPError as error:
             log(f"Triton refused {error.url}: {error.read().decode(errors='replace')}")
         except (OSError, ValueError):
             pass  # the server is starting or stopping: the next poll tries again
+        if not threads[-1].is_alive() and start_time(server) == started:
+            sys.exit("the search for the server's processes ended with an error")
     kill_orphans(server)
     threads[-1].join()  # which removes the memory of the processes
 

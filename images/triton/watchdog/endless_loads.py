@@ -6,18 +6,18 @@ import time
 import urllib.error
 from collections.abc import Callable
 
-from watchdog.tritonserver import ANY, POLL_S, STOPPED, Triton, awaited_by, cpu_ticks, log, stubs_of
+from watchdog.tritonserver import ANY, POLL_S, STOPPED, Stubs, Triton, awaited_by, cpu_ticks, log, models_of
 
-# How often to search. If the process goes on meanwhile, it may write into memory that Triton has given up, and Triton
-# may crash: so the search is quick.
-HUNG_POLL_S = 0.25
+# How often to look at the threads of the server; the list of its processes is up to a second old. If a process goes on
+# meanwhile, it may write into memory that Triton has given up, and Triton may crash: so the search is quick.
+HUNG_POLL_S = 0.5
 # For this many polls Triton must have waited for a process to end that does nothing, before the process is ended.
-HUNG_POLLS = 6
+HUNG_POLLS = 3
 # The same while a new process replaces one of a ready model, and the kernel does not show for which one Triton waits:
 # the old one may take seconds to end on a busy machine, and the new one is idle until requests come.
-REPLACED_POLLS = 40
+REPLACED_POLLS = 20
 # A process of a ready model that lived for this many polls without such a wait has finished loading.
-SETTLED_POLLS = 240
+SETTLED_POLLS = 120
 
 
 class HungLoads:
@@ -55,23 +55,23 @@ class HungLoads:
         before, self.idle = self.idle, {}
         for pid in stubs.keys() - self.loaded if ANY in awaited else awaited & stubs.keys() - self.loaded:
             used, (last, polls) = ticks(pid), before.get(pid, (-1, 0))
-            self.idle[pid] = (used, REPLACED_POLLS if used == STOPPED else polls + 1 if used == last else 0)
+            self.idle[pid] = (used, REPLACED_POLLS if used == STOPPED else polls + 1 if used == last != -1 else 0)
         limits = {pid: REPLACED_POLLS if pid in replaced else HUNG_POLLS for pid in self.idle}
         return sorted(pid for pid, (_, polls) in self.idle.items() if polls >= limits[pid])
 
 
-def end_hung_loads(server: int, triton: Triton) -> None:
+def end_hung_loads(processes: Stubs, triton: Triton) -> None:
     """End each process that Triton waits for in vain. The load then fails, and the client may repeat it."""
     hung = HungLoads(triton)
     pause = POLL_S
     while True:
         time.sleep(pause)
         try:
-            stubs = stubs_of(server, instances=True)
+            stubs = models_of(processes.latest, instances=True)
             # Reading the state of every thread takes milliseconds, so do it only during a load.
             loading = hung.has_loading(stubs)
             pause = HUNG_POLL_S if loading else POLL_S
-            for pid in hung.poll(stubs, awaited_by(server), cpu_ticks) if loading else ():
+            for pid in hung.poll(stubs, awaited_by(processes.server), cpu_ticks) if loading else ():
                 log(f"process {pid} of model '{stubs[pid]}' did not report to Triton in time; ended it")
                 os.kill(pid, signal.SIGKILL)
         except (OSError, ValueError):

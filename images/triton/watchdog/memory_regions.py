@@ -8,10 +8,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from shared.stub_memory import SHARED_MEMORY, StubMemory, UnknownLayoutError, stub_arguments
-from watchdog.tritonserver import POLL_S, log, start_time, stat_fields, stubs_of
+from shared.stub_memory import SHARED_MEMORY, StubMemory, UnknownLayoutError
+from watchdog.tritonserver import POLL_S, Stubs, log, start_time, stat_fields
 
 # How often to tell Triton that a process is alive. Triton gives up on one of which it hears nothing for a second.
 ALIVE_POLL_S = 0.2
@@ -66,14 +66,13 @@ class Regions:
     def __init__(self) -> None:
         self.known: dict[int, Region] = {}
 
-    def poll(self, stubs: Iterable[int]) -> None:
+    def poll(self, stubs: Mapping[int, list[str]]) -> None:
         """Find the memory of new processes, and remove that of processes that have ended."""
-        for pid in self.known.keys() - set(stubs):
+        for pid in self.known.keys() - stubs.keys():
             self.known.pop(pid).remove()
-        for pid in set(stubs) - self.known.keys():
-            if arguments := stub_arguments(pid):
-                with contextlib.suppress(OSError):  # the process has ended
-                    self.known[pid] = Region(pid, arguments)
+        for pid in stubs.keys() - self.known.keys():
+            with contextlib.suppress(OSError):  # the process has ended
+                self.known[pid] = Region(pid, stubs[pid])
 
     def keep_alive_until(self, end: threading.Event) -> None:
         """Report the processes as alive until the event is set."""
@@ -83,16 +82,18 @@ class Regions:
                     region.keep_alive()
 
 
-def keep_regions(server: int, started: str) -> None:
+def keep_regions(stubs: Stubs, started: str) -> None:
     """Look after the memory of the server's Python processes until the server has ended.
 
     Use two threads: Triton gives up within a second, and the search for the processes of a busy server may take longer.
     """
     regions, end = Regions(), threading.Event()
     threading.Thread(target=regions.keep_alive_until, args=(end,), daemon=True).start()
-    while start_time(server) == started:
+    while start_time(stubs.server) == started:
         with contextlib.suppress(OSError, ValueError):  # the server is starting or stopping
-            regions.poll(stubs_of(server))
+            regions.poll(stubs.search())
         time.sleep(POLL_S)
+    with stubs.new_search:  # so that nobody waits for one
+        stubs.new_search.notify_all()
     end.set()
-    regions.poll([])
+    regions.poll({})

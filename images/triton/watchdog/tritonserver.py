@@ -4,9 +4,11 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +46,8 @@ def read(path: str) -> str:
         os.close(file)
 
 
-def stubs_of(server: int, instances: bool = False) -> dict[int, str]:
-    """Return pid -> model of the server's living Python processes, which Triton calls stubs.
-
-    `instances`: without those that complete a configuration, which have the model's own name.
-    """
+def stubs_of(server: int) -> dict[int, list[str]]:
+    """Return the command lines of the server's living Python processes, which Triton calls stubs, by their pid."""
     stubs = {}
     tasks = f"/proc/{server}/task"
     for task in os.listdir(tasks):
@@ -58,10 +57,40 @@ def stubs_of(server: int, instances: bool = False) -> dict[int, str]:
             continue
         for child in children:
             if arguments := stub_arguments(int(child)):
-                model = Path(arguments[1]).parts[-3]
-                if not instances or arguments[8] != model:
-                    stubs[int(child)] = model
+                stubs[int(child)] = arguments
     return stubs
+
+
+def models_of(stubs: Mapping[int, list[str]], instances: bool = False) -> dict[int, str]:
+    """Return pid -> model. `instances`: not those that complete a configuration, which have the model's own name."""
+    models = {pid: Path(arguments[1]).parts[-3] for pid, arguments in stubs.items()}
+    return {pid: model for pid, model in models.items() if not instances or stubs[pid][8] != model}
+
+
+class Stubs:
+    """The server's Python processes as of the last search.
+
+    One thread searches for all, because a search reads a file for each of the server's threads, which are hundreds.
+    """
+
+    def __init__(self, server: int) -> None:
+        self.server = server
+        self.latest: dict[int, list[str]] = {}
+        self.new_search = threading.Condition()
+
+    def search(self) -> dict[int, list[str]]:
+        found = stubs_of(self.server)
+        with self.new_search:
+            self.latest = found
+            self.new_search.notify_all()
+        return found
+
+    def wait_for_search(self) -> dict[int, list[str]]:
+        """Return what the next search finds. Raise TimeoutError if it is late, so that no search counts twice."""
+        with self.new_search:
+            if not self.new_search.wait(2 * POLL_S):
+                raise TimeoutError("no search for the server's processes in time")
+            return self.latest
 
 
 def stat_fields(pid: int) -> list[str]:
