@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -45,6 +46,7 @@ def doubler(backend):
                 raise ZeroDivisionError("x is 0")
             return [Busy("try again later") if x == 99 else {"twice": np.array(2 * x), "x": np.array(x)} for x in jobs]
 
+    gc.set_threshold(*backend.LOADING_THRESHOLDS)
     model = Doubler()
     model.initialize(instance_args(""))
     yield model
@@ -54,6 +56,10 @@ def doubler(backend):
 def results(model, *numbers: int) -> list:
     responses = model.execute([InferenceRequest(["twice"], x=x) for x in numbers])
     return [response.error or response.outputs for response in responses]
+
+
+def test_loaded_model_searches_for_unused_objects_as_python_does(doubler, backend):
+    assert gc.get_threshold() == backend.SERVING_THRESHOLDS
 
 
 def test_valid_requests_run_as_one_batch(doubler):
