@@ -153,9 +153,8 @@ def test_build_secrets_are_in_no_image(built):
 def test_image_with_transformers_imports_them(built, lookup):
     done = built.compose("build", "--quiet", "triton-cpu", TRITON_SOURCE="pypi-transformers")
     assert done.returncode == 0, done.stderr
-    command = (
-        "python3 -c 'import torch, transformers, tokenizers, numpy; print(numpy.__version__, transformers.__version__)'"
-    )
+    printed = "print(numpy.__version__, transformers.__version__)"
+    command = f"python3 -c 'import torch, transformers, tokenizers, numpy, scipy; {printed}'"
     assert run_in(built.image("cpu-pypi-transformers"), command) == f"{locked()['numpy']} {locked()['transformers']}"
     assert_openvino_runs_on_a_cpu(built.image("cpu-pypi-transformers"), lookup)
 
