@@ -127,10 +127,10 @@ pytest = $(python) -m pytest --numprocesses $(1) --maxprocesses 4 --max-worker-r
 unit_tests = $(call pytest,$$(nproc)) tests/unit
 stack_tests = $(call pytest,$$(($$(nproc) + 1))) tests/stack
 
-# Without SLOW=1, tests marked `slow` are left out.
-quick = $(if $(SLOW),,-m "not slow")
+# SLOW=1 leaves out only the tests marked `slowest`, and SLOW=2 none.
+left_out_tests = $(if $(filter 2,$(SLOW)),,-m "not slowest$(if $(SLOW),, and not slow)")
 
-test: lint test-unit test-stack ## Lint, and the tests that are quick (10 minutes on 2 cores); SLOW=1 adds the slow ones
+test: lint test-unit test-stack ## Lint, and the tests that are quick (10 minutes on 2 cores); SLOW=1 adds the slow ones, SLOW=2 the slowest, too
 
 lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, and generated files are as committed
 	@$(venv)/bin/ruff check
@@ -144,7 +144,7 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
 test-unit: $(all) ## Tests without a server: SLOW=1
-	@$(unit_tests) $(quick)
+	@$(unit_tests) $(left_out_tests)
 
 # Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
 assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m triton_transformers.models
@@ -153,7 +153,7 @@ test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust: SLOW=1; T
 	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
 	@$(if $(OPENAI_CLIENTS),tests/packages.sh tests/openai_clients.lock $(OPENAI_CLIENTS) openai@7.57.0 @huggingface/inference@4.13.30)
 	@$(assemble_embedding)
-	@$(stack_tests) $(quick)
+	@$(stack_tests) $(left_out_tests)
 
 fuzz: $(all) ## Send a real stack bad requests over each protocol, and good ones beside them: FUZZ=10000 of them, FUZZ_SEED=18
 	@$(assemble_embedding)

@@ -22,25 +22,31 @@ GRAFANA = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
 SHARED = (
     *("test_dashboards", "test_clients", "test_embedding", "test_gateway", "test_generation", "test_gpt2"),
     *("test_onnx_backends", "test_rankers", "test_tasks", "test_token_vectors", "test_tools", "test_adapters"),
-    *("test_pipelines", "test_structured_output"),
+    "test_structured_output",
 )
-# These serve many systems of their own, on a stack of their worker.
-LONG = ("test_vision", "test_huggingface", "test_openai_audio", "test_vision_language")
+# These share the systems of tests/support/served_pipelines.py.
+PIPELINE_MODULES = ("test_pipelines", "test_huggingface", "test_gateway_page")
+# The others of these serve many systems of their own, on a stack of their worker.
+LONG = (*PIPELINE_MODULES, "test_vision", "test_openai_audio", "test_vision_language")
+# The modules that use the fixture `stack` below.
+STACK_MODULES = (*SHARED, *LONG)
+STACK = pytest.StashKey[TestStack]()
 # Modules that take minutes start first, so that no worker is left with one of them at the end.
-ORDER = (*SHARED, *LONG, "test_comparison", "test_lifecycle", "test_neuron_embedding", "test_tune")
+ORDER = (*STACK_MODULES, "test_comparison", "test_lifecycle", "test_neuron_embedding", "test_tune")
 # Ends only what hangs. A busy machine may need ten times as long as an idle one.
 HANGS = pytest.mark.timeout(1200)
 
 
 class Scheduler(LoadFileScheduling):
-    """Give a worker a whole module, and one worker all modules of the shared stack.
+    """Give a worker a whole module, one worker all modules of the shared stack, and one those of the pipelines.
 
     pytest-xdist's own groups have no effect: it changes an attribute of the tests that pytest 9 does not read.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "shared" if Path(file).stem in SHARED else file
+        module = Path(file).stem
+        return "shared" if module in SHARED else "pipelines" if module in PIPELINE_MODULES else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
@@ -54,6 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the worker's stack after the last module that uses it: an idle one takes a tenth of a core."""
+    leaves = nextitem and item.path.stem in STACK_MODULES and nextitem.path.stem not in STACK_MODULES
+    if leaves and (stack := item.config.stash.get(STACK, None)):
+        del item.config.stash[STACK]
+        down = stack.make("down")
+        assert down.returncode == 0, down.stdout + down.stderr
+
+
 @pytest.fixture(scope="module")
 def new_stack() -> Iterator:
     """Return a function that makes stacks. They end with the module: memory cannot hold those of all modules."""
@@ -62,7 +78,7 @@ def new_stack() -> Iterator:
 
 
 @pytest.fixture(scope="session")
-def stack(grafana_home) -> Iterator[TestStack]:
+def stack(grafana_home, pytestconfig) -> Iterator[TestStack]:
     """Start one stack for all tests that leave the server as it was. `serve` changes which systems it serves."""
     with stacks(filled_stack) as create:
         stack = create()
@@ -71,6 +87,7 @@ def stack(grafana_home) -> Iterator[TestStack]:
             "GATEWAY_IN_FLIGHT": "32",
             "GRAFANA_HOME": str(grafana_home),
         }
+        pytestconfig.stash[STACK] = stack
         yield bring_up(stack)
 
 

@@ -25,9 +25,9 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from gateway.config import Config, Limits
 from tests.support import page_systems
-from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
+from tests.support.served_pipelines import assemble_pipelines
 from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator
 from triton_transformers.example_media import wav
 from triton_transformers.settings import Settings
@@ -335,10 +335,8 @@ def test_sound_is_recorded_and_an_image_pasted(page, triton, config, monkeypatch
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_pipelines_of_the_server_take_what_the_browser_sends(chromium, stack, tmp_path) -> None:
-    tasks = {"finds": "object-detection", "hears": ASR}
-    sources = {name: find_pipeline(task).save(tmp_path / name) for name, task in tasks.items()}
-    stack.assemble(*({"SYSTEMS": name, "SOURCE": source} for name, source in sources.items()))
-    stack.serve(*tasks)
+    assemble_pipelines(stack, tmp_path, ("finds", "hears"))
+    stack.serve("finds", "hears")
     page = Page(chromium, stack.gateway.replace("://", f"://anybody:{stack.client_key}@"))
     record(page, "hears")
     page.send("hears")

@@ -25,8 +25,9 @@ from gateway import inference
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
 from tests.support.generation import PROMPTS, SECRET, counted, pieces, request, send_concurrently, settled, text, texts
-from tests.support.stacks import TestStack
+from tests.support.stacks import TestStack, bring_up
 from tests.support.triton_clients import connect
+from triton_transformers.settings import UserError
 from triton_transformers.triton import TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -413,14 +414,20 @@ def test_disconnect_stops_only_its_own_text(served, plain):
 def test_draft_is_kept_and_changes_no_text(served, sources, plain):
     """The draft is the model itself, so that all its tokens are right; then the text proposes its own."""
     record = served.folder / "models/mymodel/1/assembled.json"
+    added = served.make("add", SYSTEM="mymodel", DRAFT=sources["mymodel"])
+    assert added.returncode == 0, added.stdout + added.stderr
     for settings in ({"DRAFT": sources["mymodel"]}, {"DRAFT": "lookup"}, {"FORMAT": "openvino-fp32"}):
-        served.make("add", SYSTEM="mymodel", **settings)  # the last one changes nothing, and drops no draft
+        served.assemble({"SYSTEMS": "mymodel", **settings})  # the first and the last one change nothing
+        before = served.stub("mymodel_stream").pid
+        bring_up(served)
+        assert (served.stub("mymodel_stream").pid != before) == (settings == {"DRAFT": "lookup"})
         assert json.loads(record.read_text())["draft"].startswith(str(settings.get("DRAFT", "lookup")))
         answers = send_concurrently(len(PROMPTS), lambda n: text(served, "mymodel", PROMPTS[n], max_new_tokens=30))
         assert answers == [plain("mymodel", prompt, 30) for prompt in PROMPTS]
-    refused = served.make("add", SYSTEM="mymodel", FORMAT="python")
-    assert refused.returncode and "set DRAFT=none" in refused.stdout + refused.stderr
-    served.make("add", SYSTEM="mymodel", DRAFT="none")
+    with pytest.raises(UserError, match="set DRAFT=none"):
+        served.assemble({"SYSTEMS": "mymodel", "FORMAT": "python"})
+    added = served.make("add", SYSTEM="mymodel", DRAFT="none")
+    assert added.returncode == 0, added.stdout + added.stderr
     assert "draft" not in json.loads(record.read_text())
     assert text(served, "mymodel", PROMPTS[0], max_new_tokens=30) == plain("mymodel", PROMPTS[0], 30)
 

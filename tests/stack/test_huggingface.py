@@ -20,8 +20,8 @@ from PIL import Image
 
 from tests.stack.test_gateway import CLIENTS, INSTALL
 from tests.support.checkpoints import encoders, language, vision
-from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.checkpoints.vision_language import save_vision_language
+from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
 from triton_transformers.corpus import MIXED
 from triton_transformers.example_media import png, wav
@@ -35,19 +35,6 @@ LABELS = ["a cat", "rain"]
 TABLE = {"name": ["Ada", "Grace"], "age": ["36", "85"]}
 WORDS = [["Total", [10, 10, 90, 30]], ["12.50", [100, 10, 190, 30]]]
 NEW_TOKENS = 8
-PIPELINES = {
-    "sounds": "audio-classification",
-    "hears": "automatic-speech-recognition",
-    "speaks": "text-to-audio",
-    "counts": "table-question-answering",
-    "reads": "document-question-answering",
-    "judges": "zero-shot-classification",
-    "sorts": "zero-shot-image-classification",
-    "segments": "image-segmentation",
-    "finds": "object-detection",
-    "translates": "translation",
-    "summarizes": "summarization",
-}
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "names": lambda folder: encoders.save_bert(folder, "ForTokenClassification", **encoders.labels(encoders.ENTITIES)),
     "blanks": lambda folder: encoders.save_bert(folder, "ForMaskedLM"),
@@ -63,16 +50,12 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 @pytest.fixture(scope="module")
 def served(stack: TestStack, tmp_path_factory) -> TestStack:
     folder = tmp_path_factory.mktemp("checkpoints")
-    small = {name: find_pipeline(task) for name, task in PIPELINES.items()}
-    chosen = [
-        *((name, one.save(folder / name), one.task if one.chosen else "") for name, one in small.items()),
-        *((name, save(folder / name), "") for name, save in CHECKPOINTS.items()),
-    ]
+    assemble_pipelines(stack, folder, PIPELINES)
     forms = dict.fromkeys(("names", "blanks", "answers", "features"), "python")  # made faster than ONNX
     stack.assemble(
         *(
-            {"SYSTEMS": name, "SOURCE": source, "TASK": task, "FORMAT": forms.get(name, "")}
-            for name, source, task in chosen
+            {"SYSTEMS": name, "SOURCE": save(folder / name), "FORMAT": forms.get(name, "")}
+            for name, save in CHECKPOINTS.items()
         )
     )
     return stack.serve(*PIPELINES, *CHECKPOINTS, "writes_stream", "sees_stream")

@@ -92,6 +92,7 @@ def test_text_above_the_compiled_length_gets_400(neuron):
         neuron.triton.load("encoder", config)
 
 
+@pytest.mark.slowest
 def test_comparison_runs_on_neuron(neuron):
     done = neuron.make("loadtest", **SHORT | {"USERS": 8, "WINDOW": 4, "MODES": " ".join(MODES)})
     assert done.returncode == 0, done.stdout + done.stderr

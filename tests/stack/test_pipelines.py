@@ -13,8 +13,8 @@ import pytest
 import transformers
 
 from scripts.stack.smoke import Limits, attempt
-from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.generation import send_concurrently
+from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
 from tests.unit.test_media import PLAYLIST, bomb
 from tests.unit.test_pipelines import examples_of, natural
@@ -26,30 +26,19 @@ from triton_transformers.triton import Triton, TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-# Name -> task: one for each kind of input, and one that TASK chooses. Two of them batch, the others do not.
-SYSTEMS = {
-    "finds": "object-detection",
-    "segments": "image-segmentation",
-    "hears": "automatic-speech-recognition",
-    "watches": "video-classification",
-    "judges": "zero-shot-classification",
-    "counts": "table-question-answering",
-}
+# One for each kind of input, and one that TASK chooses. Two of them batch, the others do not.
+SYSTEMS = ("finds", "segments", "hears", "watches", "judges", "counts")
 CLIENTS = 16
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return {name: find_pipeline(task).save(folder / name) for name, task in SYSTEMS.items()}
+def weights(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
-def served(stack: TestStack, sources) -> TestStack:
-    chosen = {name: task if find_pipeline(task).chosen else "" for name, task in SYSTEMS.items()}
-    printed = stack.assemble(
-        *({"SYSTEMS": name, "SOURCE": source, "TASK": chosen[name]} for name, source in sources.items())
-    )
+def served(stack: TestStack, weights) -> TestStack:
+    printed = assemble_pipelines(stack, weights, SYSTEMS)
     assert re.search(
         r"judges: zero-shot-classification \(pipeline\) of \S+, assembled in \d+ s; up to 16 rows", printed
     )
@@ -60,7 +49,7 @@ def served(stack: TestStack, sources) -> TestStack:
 def ask(stack: TestStack, system: str, fields: dict[str, bytes], parameters: dict[str, Any]) -> Any:
     texts = {
         name: base64.b64encode(data).decode()
-        if PIPELINE_TASKS[SYSTEMS[system]].fields.get(name) in ("image", "audio", "video")
+        if PIPELINE_TASKS[PIPELINES[system]].fields.get(name) in ("image", "audio", "video")
         else data.decode()
         for name, data in fields.items()
     }
@@ -69,9 +58,9 @@ def ask(stack: TestStack, system: str, fields: dict[str, bytes], parameters: dic
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_clients_get_the_answers_of_transformers(served, sources, system, tmp_path):
-    task = SYSTEMS[system]
-    pipe = transformers.pipeline(task, model=str(sources[system]), device="cpu")
+def test_clients_get_the_answers_of_transformers(served, weights, system, tmp_path):
+    task = PIPELINES[system]
+    pipe = transformers.pipeline(task, model=str(weights / system), device="cpu")
     examples, options = examples_of(pipe, task)
     expected = []
     for number, fields in enumerate(examples):
@@ -105,8 +94,8 @@ BAD = [
 
 @pytest.mark.parametrize(("system", "fields", "reason"), BAD)
 def test_bad_file_gets_400_and_its_neighbours_answers(served, system, fields, reason, tmp_path):
-    pipe = transformers.pipeline(SYSTEMS[system], model=str(served.folder / "models" / system / "1"), device="cpu")
-    good = examples_of(pipe, SYSTEMS[system])[0][0]
+    pipe = transformers.pipeline(PIPELINES[system], model=str(served.folder / "models" / system / "1"), device="cpu")
+    good = examples_of(pipe, PIPELINES[system])[0][0]
     expected = ask(served, system, good, {})
 
     def send(number: int) -> Any:
@@ -123,11 +112,11 @@ def test_bad_file_gets_400_and_its_neighbours_answers(served, system, fields, re
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_printed_command_gets_an_answer(served, system, tmp_path):
-    pipe = transformers.pipeline(SYSTEMS[system], model=str(served.folder / "models" / system / "1"), device="cpu")
-    fields = examples_of(pipe, SYSTEMS[system])[0][0]
+    pipe = transformers.pipeline(PIPELINES[system], model=str(served.folder / "models" / system / "1"), device="cpu")
+    fields = examples_of(pipe, PIPELINES[system])[0][0]
     for name, kind in (("image.jpg", "image"), ("speech.wav", "audio"), ("clip.mp4", "video")):
         (tmp_path / name).write_bytes(fields.get(kind, b""))
-    task = PIPELINE_TASKS[SYSTEMS[system]]
+    task = PIPELINE_TASKS[PIPELINES[system]]
     header = f"-H 'Content-Type: application/json' -H 'Authorization: Bearer {served.client_key}'"
     command = example_command(f"curl -f {served.gateway}/models/{system} {header}", task.fields, task.required)
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)

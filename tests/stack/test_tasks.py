@@ -162,6 +162,7 @@ def test_format_python_answers_like_onnx(served, system):
 
 
 @pytest.mark.parametrize("served", ["cpu"], indirect=True)
+@pytest.mark.slowest
 def test_load_test_measures_sparse_vectors(served):
     done = served.make("loadtest", SYSTEM="splade", **(SHORT | {"USERS": 8}))
     # Ignore the exit code: on a busy machine, Triton may run no batch of a tiny model, and `make` then fails.

@@ -120,6 +120,7 @@ def test_interrupt_restores_the_server_and_prints_the_best_so_far(stack, origina
     assert result(stack)["stopped"] == "interrupted"
 
 
+@pytest.mark.slowest
 def test_highest_rate_within_a_limit(stack):
     done = tune(stack, 1, P95=1000)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -371,6 +371,7 @@ def test_documented_program_works(served, tmp_path):
     assert done.stdout == "(1, 32)\n", done.stderr
 
 
+@pytest.mark.slowest
 def test_comparison_runs_on_images(served):
     # Over gRPC and with workers, because images are larger than texts.
     done = served.make("loadtest", SYSTEM="vit_ensemble", PROTOCOL="grpc", WORKERS=2, **SHORT)
