@@ -1,5 +1,6 @@
 """When the watchdog reloads a model or ends a process, seen from its polls of the server's Python processes."""
 
+import contextlib
 import io
 import os
 import signal
@@ -158,6 +159,26 @@ def test_slow_search_does_not_delay_reports(memory, child, monkeypatch):
     release.set()
     keeper.join(20)
     assert not keeper.is_alive() and not regions.known
+
+
+def test_search_leaves_out_other_programs_and_processes_that_complete_a_configuration(child, tmp_path):
+    script = tmp_path / "m/1/model.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("read\n")
+    stub_line = f"/python/triton_python_backend_stub {script} region_1 64 64 {os.getpid()} python ipc"
+    ends = {}
+    with contextlib.ExitStack() as running:
+        for name in ("m", "m_0"):
+            stub = subprocess.Popen([*stub_line.split(), name], executable="/bin/bash", stdin=subprocess.PIPE)
+            ends[running.enter_context(stub).pid] = name
+        deadline = time.monotonic() + 60
+        # The kernel's list of children may leave one out for a moment.
+        while (found := tritonserver.stubs_of(os.getpid())).keys() < ends.keys():
+            assert time.monotonic() < deadline
+        assert child.pid not in found
+        assert {pid: arguments[8] for pid, arguments in found.items()} == ends
+    assert tritonserver.models_of(found) == dict.fromkeys(ends, "m")
+    assert tritonserver.models_of(found, instances=True) == {pid: "m" for pid, name in ends.items() if name == "m_0"}
 
 
 def test_no_search_counts_twice(monkeypatch):
