@@ -21,7 +21,7 @@ from tests.support.stacks import TestStack, bring_up, stacks
 from triton_transformers.settings import ROOT, Settings
 
 
-def docker(*arguments: str, timeout: float = 300) -> str:
+def docker(*arguments: str, timeout: float = 900) -> str:
     return subprocess.run(
         ["docker", *arguments], check=True, capture_output=True, text=True, timeout=timeout
     ).stdout.strip()
@@ -84,7 +84,7 @@ class DockerTestStack(TestStack):
         """Call compose as `make` does."""
         compose = Compose(Settings.load().replace(**self.environment | settings))
         return subprocess.run(
-            compose.command(*arguments), env=compose.environment, capture_output=True, text=True, timeout=900
+            compose.command(*arguments), env=compose.environment, capture_output=True, text=True, timeout=1700
         )
 
     def destroy(self) -> None:

@@ -21,7 +21,7 @@ start_engine() {
     echo '{"builder": {"gc": {"enabled": false}}}' >"$state/daemon.json"
     settings=(--config-file "$state/daemon.json")
   fi
-  for _ in {1..60}; do
+  for _ in {1..600}; do
     engine_answers && return
     if ! pidof dockerd >/dev/null; then
       # A killed engine leaves its pid file, and the next engine refuses to start if any process has that number.
@@ -32,7 +32,7 @@ start_engine() {
     fi
     sleep 0.5
   done
-  die "dockerd did not answer within 30 s; see $log."
+  die "dockerd did not answer within 300 s; see $log."
 }
 
 # bookworm has neither plugin. trixie's are static programs.

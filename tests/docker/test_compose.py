@@ -273,7 +273,7 @@ def test_neuron_monitor_ends_if_either_program_ends(new_compose, tmp_path, monit
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, process_group=0) as process:
         try:
-            process.wait(timeout=120)
+            process.wait(timeout=600)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -298,7 +298,7 @@ def test_command_by_hand_works_in_a_fresh_clone(clone):
     environment = {name: value for name, value in os.environ.items() if name not in names} | NO_ENGINE
     script = "\n".join([*before, up.removesuffix("up --build") + "config --format json"])
     done = subprocess.run(
-        ["bash", "-euc", script], cwd=clone, env=environment, capture_output=True, text=True, timeout=300
+        ["bash", "-euc", script], cwd=clone, env=environment, capture_output=True, text=True, timeout=900
     )
     assert (done.returncode, done.stderr) == (0, "")
     composed = json.loads(done.stdout)["services"]
@@ -323,7 +323,7 @@ def test_compose_alone_reads_the_file_without_settings(clone, profile):
     names = {*DEFAULTS, *dotenv_values(VERSIONS)}
     environment = {name: value for name, value in os.environ.items() if name not in names} | NO_ENGINE
     command = ["docker", "compose", "--profile", profile, "config", "--quiet"]
-    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=900)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

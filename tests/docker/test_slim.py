@@ -51,7 +51,7 @@ def build_on_nvidias(tag: str, *commands: str) -> str:
     lines = [f"FROM {image}", "USER 0:0", f"RUN {packages}", "WORKDIR /opt/tritonserver/lib"]
     lines += [f"RUN {command}" for command in commands]
     line = ["docker", "build", "--quiet", "--tag", tag, "-"]
-    subprocess.run(line, input="\n".join(lines), check=True, text=True, timeout=600)
+    subprocess.run(line, input="\n".join(lines), check=True, text=True, timeout=1500)
     return tag
 
 

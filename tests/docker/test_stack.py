@@ -175,7 +175,7 @@ def test_comparison_writes_a_report_of_the_user(stack):
     results = stack.results()
     assert (results["runtime"], results["triton"]["image"]) == ("docker", stack.image("cpu-pypi"))
     assert results["unproven"] == ""
-    assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.01)
+    assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.05)
     # The container of the load test sees what the stack's containers use.
     assert all(window["other_cores"] is not None for window in results["windows"])
     report = (stack.folder / "reports/latest/report.html").resolve()
@@ -210,7 +210,7 @@ def compare_without_a_crash(traced) -> subprocess.CompletedProcess[str]:
     for _ in range(3):
         crashes = traced.log.count(CRASH)
         try:
-            done = traced.make("loadtest", timeout=300, TRACE=1, **SHORT)
+            done = traced.make("loadtest", timeout=900, TRACE=1, **SHORT)
             if traced.log.count(CRASH) == crashes:
                 return done
             warnings.warn("Triton crashed while it traced: comparing again", stacklevel=2)
@@ -270,7 +270,7 @@ def test_interrupt_restores_the_server_and_keeps_the_results(stack):
     process, lines = stack.follow_make("loadtest", **(SHORT | {"ROUNDS": 20}))
     process.wait_until(lambda: sum("none " in line for line in lines) >= 2, "a round and the next window")
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=180) != 0
+    assert process.wait(timeout=600) != 0
     text = "".join(lines)
     assert "report.html" in text
     assert "Traceback" not in text
@@ -286,7 +286,7 @@ def test_second_comparison_at_once_is_refused(stack):
         assert "another comparison or search is running against this stack" in done.stderr
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=180)
+        process.wait(timeout=600)
 
 
 def test_locust_page_answers(stack):
@@ -303,7 +303,7 @@ def test_locust_page_answers(stack):
         stack.wait(page, "Locust's page")
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=180)
+        process.wait(timeout=600)
 
 
 def test_crashed_server_is_restarted(stack):
@@ -372,7 +372,7 @@ def test_clean_leaves_nothing(stack):
     """Run what `make clean` runs before it removes the virtual environment, which these tests need."""
     command = [sys.executable, "-m", "scripts.stack", "clean"]
     done = subprocess.run(
-        command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, text=True, timeout=540
+        command, cwd=ROOT, env=stack.variables(), check=True, capture_output=True, text=True, timeout=1500
     )
     assert "removed the containers, volumes and images of the stack, and the assembled models\n" in done.stdout
     assert docker("ps", "--all", "--quiet", "--filter", stack.label) == ""

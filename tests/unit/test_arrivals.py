@@ -156,8 +156,9 @@ def requests_of_the_rate(users: Users, rate: float, begin: Callable[[], None], e
 
 
 @pytest.mark.parametrize("pool", [200, 4])
-def test_stall_delays_every_request_that_arrives_meanwhile(server, pool):
+def test_stall_delays_every_request_that_arrives_meanwhile(server, pool, monkeypatch):
     """A closed loop of four users would have four slow requests."""
+    monkeypatch.setattr(locust_users, "PATIENCE_S", 60)
     with started(Users(replace(JOB, url=server.url)), pool) as users:
         users.open_window()
         while len(users.samples) < 20:
@@ -292,7 +293,8 @@ def measured_window(job: Job, plan: Plan, metrics: Metrics, others: OtherProgram
         return experiment._window(1, "none")
 
 
-def test_window_has_every_request_that_arrived_in_it(server):
+def test_window_has_every_request_that_arrived_in_it(server, monkeypatch):
+    monkeypatch.setattr(locust_users, "PATIENCE_S", 60)
     plan = Plan("m", 2, 0.5, 0.2, 20, None, rate=JOB.rate)
     metrics = Metrics("", "m", ["none"])
     server.seconds = 0.1

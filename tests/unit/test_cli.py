@@ -15,9 +15,13 @@ from triton_transformers.settings import ROOT
 
 # Ends with the number of the signal that it receives.
 CHILD = """
-import signal, sys
+import os, signal, sys, time
+from pathlib import Path
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, lambda n, _: sys.exit(n))
+status, passed_on = Path(f"/proc/{os.getppid()}/status"), (signal.SIGTERM, signal.SIGHUP)
+while not all(int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> number - 1 & 1 for number in passed_on):
+    time.sleep(0.01)  # until the parent passes them on
 print("ready", flush=True)
 signal.pause()
 """

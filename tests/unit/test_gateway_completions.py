@@ -599,12 +599,19 @@ def test_error_ends_a_stream_with_an_event(gateway: RunningGateway) -> None:
     assert error["error"]["type"] == "server_error"
 
 
-def test_silence_ends_a_stream_with_an_error() -> None:
+def test_silence_ends_a_stream_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the time between events alone. The request's own time must not end in the same moment."""
     model = generator("counter_stream", streams=True)
     permits = on_demand(model)
     permits.release()
-    limits = Limits(timeout=2.0)  # on a busy machine, the first piece needs a part of it
-    with gateway_before(generator(), model, limits=limits) as (gateway, _):
+    send_events = EventStream.send_events
+
+    async def send_hastily(self: EventStream, send: Any) -> None:
+        self.timeout = 0.2
+        await send_events(self, send)
+
+    monkeypatch.setattr(EventStream, "send_events", send_hastily)
+    with gateway_before(generator(), model) as (gateway, _):
         first, error = stream(gateway, COMPLETIONS, prompt="a")
     assert first["choices"][0]["text"] == COUNTED[0]
     assert error["error"]["code"] == "timeout"

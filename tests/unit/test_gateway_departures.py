@@ -32,10 +32,11 @@ def gateway_over(triton: TritonStandIn, timeout: float = 60) -> Any:
 
 
 def idle(gateway: RunningGateway, triton: TritonStandIn, model: str = "") -> None:
-    """Let the model answer, and wait until no request holds a slot."""
+    """Let the model answer, and wait until no request holds a slot, and Triton has answered every question."""
     if model:
         triton.models[model].gate.set()
     gateway.wait_until(lambda: gateway.app.counters.running == 0)
+    triton.wait_until(lambda: not triton.running)
 
 
 def leave(gateway: RunningGateway, triton: TritonStandIn, path: str, body: dict[str, Any], model: str) -> None:
@@ -137,12 +138,12 @@ def test_texts_of_one_request_keep_one_slot(triton: TritonStandIn) -> None:
 def test_request_that_triton_does_not_answer_in_time_is_not_cancelled(
     triton: TritonStandIn, client_leaves: bool
 ) -> None:
-    with gateway_over(triton, timeout=0.5) as gateway:
-        gateway.get("/v1/models")  # connects and reads the configurations, for which 0.5 s may be too short
+    with gateway_over(triton, timeout=2) as gateway:
+        gateway.get("/v1/models")  # connects and reads the configurations, for which 2 s may be too short
         triton.models["embedding"].gate.clear()
         if client_leaves:
             leave(gateway, triton, "/v1/embeddings", TEXTS, "embedding")
-            idle(gateway, triton)
+            gateway.wait_until(lambda: gateway.app.counters.running == 0)
         else:
             assert gateway.post("/v1/embeddings", TEXTS).status == 504
         assert triton.cancelled == [] and triton.running == ["embedding"]

@@ -113,6 +113,7 @@ def test_text_whose_process_crashed_fails(monkeypatch: pytest.MonkeyPatch, strea
         assert answer.json["error"]["message"] == inference.CRASHED
         crashed.set()
         gateway.wait_until(lambda: gateway.app.counters.running == 0)
+        monkeypatch.setattr(inference, "SILENCE_S", WAIT_S)
         assert gateway.post("/v1/completions", {**STREAM, "stream": False}).status == 200
 
 

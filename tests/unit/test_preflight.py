@@ -250,7 +250,8 @@ def check_port(port: int) -> None:
 def test_port_of_a_connection_is_refused_with_the_cause_on_the_clients_side_alone():
     """Servers open a port of ended connections with SO_REUSEADDR, and so does the check."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname())
+        # Without an address of its own, it may share its port with a connection to elsewhere.
+        client = socket.create_connection(server.getsockname(), source_address=("127.0.0.1", 0))
         accepted, _ = server.accept()
         port = client.getsockname()[1]
         first, last = outgoing_ports()[0], outgoing_ports()[-1]

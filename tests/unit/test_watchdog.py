@@ -475,7 +475,9 @@ def test_list_that_was_damaged_is_read_again_after_its_repair(watched, listed):
     thread.start()
     assert waiting.wait(60)
     assert triton.loads == []
-    listed.write_text("ham\n")
+    repaired = listed.with_name("repaired")
+    repaired.write_text("ham\n")
+    repaired.replace(listed)
     thread.join(60)
     assert triton.loads == ["ham"]
 
