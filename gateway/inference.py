@@ -27,8 +27,9 @@ OPTIONS: Mapping[str, int | str] = {
     "grpc.max_send_message_length": -1,
     # Connect again soon after Triton restarts.
     "grpc.initial_reconnect_backoff_ms": 100,
-    "grpc.min_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
+    # The time that one attempt to connect has: on a busy machine, 100 ms may be too short.
+    "grpc.min_reconnect_backoff_ms": 5000,
     "grpc.lb_policy_name": "round_robin",
 }
 # Kubernetes' name server keeps an answer for 5 s, so asking more often finds a new replica hardly sooner.

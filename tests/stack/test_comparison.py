@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.support.embedding import embed
-from tests.support.stacks import SHORT, FollowedMake, bring_up
+from tests.support.stacks import COMMAND_S, SHORT, FollowedMake, bring_up
 from triton_transformers.settings import MODES
 
 TWO_WORKERS = {"WORKERS": 2}
@@ -111,7 +111,7 @@ def compared(stack) -> Finished:
     for worker in workers(stack):
         worker.suspend()  # so that it cannot notice by itself that it gets no answers any more
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=180)
+    process.wait(COMMAND_S)
     stack.wait(lambda: not workers(stack), "the workers to end with their master")
     assert "dynamic_batching" not in stack.triton.config("encoder")
     # Two rounds have a wide interval, whose lower bound MIN_RATIO is compared with.
@@ -216,7 +216,7 @@ def disturbed(stack) -> Finished:
         # On a busy machine, few of these requests are in a window.
         process.wait_until(lambda: max(map(batched_rows, lines)) > 6, "a window with one of these requests")
         workers(stack)[0].kill()
-        return Finished(process.wait(timeout=300), "".join(lines), newest_report(stack))
+        return Finished(process.wait(COMMAND_S), "".join(lines), newest_report(stack))
     finally:
         stop.set()
         traffic.join()
@@ -281,7 +281,7 @@ def test_interrupt_restores_the_server_and_keeps_windows(stack):
     os.killpg(process.pid, signal.SIGTERM)
     process.wait_until(lambda: "restoring the server's configuration" in "".join(lines), "the end of the load")
     os.killpg(process.pid, signal.SIGTERM)  # again, while the configuration is being restored
-    process.wait(timeout=180)
+    process.wait(COMMAND_S)
     text = "".join(lines)
     assert process.returncode != 0
     assert "restoring the server's configuration" in text
@@ -294,7 +294,7 @@ def test_killed_server_ends_the_run_and_keeps_its_windows(stack):
     process, lines = running(stack, MODES="instances dynamic")
     process.wait_until(lambda: measured_windows(lines) >= 2, "a whole round")
     stack.server().send_signal(signal.SIGKILL)
-    assert process.wait(timeout=180) != 0
+    assert process.wait(COMMAND_S) != 0
     text = "".join(lines)
     assert "stopped early" in text
     assert "Traceback" not in text
@@ -317,7 +317,7 @@ def test_second_comparison_is_refused(stack):
         assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=180)
+        process.wait(COMMAND_S)
     # An early interrupt with workers is as quiet as one without.
     text = "".join(lines)
     assert "interrupted" in text
@@ -334,7 +334,7 @@ def test_formats_are_compared_and_an_interrupt_puts_the_system_back(stack, encod
     process.wait_until(lambda: sum(bool(re.match(r" *\d+  (onnx|python) ", line)) for line in lines) >= 2, "a round")
     assert stack.triton.config("mood")["ensemble_scheduling"]["step"][0]["model_name"] in ("mood.onnx", "mood.python")
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=180) != 0
+    assert process.wait(COMMAND_S) != 0
     text, results = "".join(lines), stack.results()
     assert "Traceback" not in text
     assert "equal labels" in text
@@ -385,7 +385,7 @@ def test_locust_page_drives_the_load(stack):
         stack.wait(lambda: 'loadtest_users{run="",system="embedding"} 4.0' in curl(metrics), "the users in the metrics")
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=180)
+        process.wait(COMMAND_S)
 
 
 def counted_requests(text: str) -> int:

@@ -29,7 +29,7 @@ from tests.support.checkpoints import language
 from tests.support.dashboards import ALL, PANELS
 from tests.support.embedding import embed
 from tests.support.generation import settled
-from tests.support.stacks import TestStack
+from tests.support.stacks import COMMAND_S, TestStack
 from triton_transformers.dashboards.render.evaluate import Evaluator, Range
 from triton_transformers.figures import MODE_COLOURS
 from triton_transformers.files import write_atomically
@@ -39,7 +39,8 @@ from triton_transformers.settings import MODES, ROOT
 RECORDED = Path(__file__).with_name("recorded")
 # The recorded series lag by seconds: without a warm-up, a window begins with those of the mode before.
 SHORT = {"ROUNDS": 2, "WINDOW": 5, "WARMUP": 4, "USERS": 16}
-GENERATING = {"SYSTEM": "story", "ROUNDS": 2, "WINDOW": 4, "WARMUP": 1}
+# A window without a length lasts until enough texts are answered.
+GENERATING = {"SYSTEM": "story", "ROUNDS": 2, "WARMUP": 1}
 # Panels with at least one query for hardware that the test machines lack.
 NEEDS_HARDWARE = {
     "GPUs in use",
@@ -148,7 +149,7 @@ def run(served, prometheus, recorded, generated) -> Run:
     process.wait_until(lambda: prometheus.at("loadtest_window", time.time()), "a window")
     targets = served.folder / "state/prometheus/targets.json"  # `make` does not write it again
     write_atomically(targets, json.dumps(json.loads(targets.read_text()) + recorded))
-    assert process.wait(timeout=540) == 0, "".join(lines)
+    assert process.wait(COMMAND_S) == 0, "".join(lines)
     ended, results = time.time(), served.results()
     moment = last_moment_of(prometheus, results["windows"][-1])
     shown = {}

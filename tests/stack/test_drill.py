@@ -13,13 +13,14 @@ import psutil
 import pytest
 
 from drills.clients import GATEWAY, GRPC, HTTP
+from tests.support.stacks import COMMAND_S
 from triton_transformers.own_stack import Make
 from triton_transformers.settings import ROOT
 
 # They take half a minute each at most.
 MESSAGES = ("port-taken", "config-broken", "config-unreadable", "reports-full")
-# Long enough for three samples.
-SOAK_S = 12
+# Long enough for some samples, also on a machine that stands still for seconds.
+SOAK_S = 20
 
 
 def environment(folder) -> dict[str, str]:
@@ -29,7 +30,7 @@ def environment(folder) -> dict[str, str]:
 
 def make_drill(folder, **variables: str) -> subprocess.CompletedProcess[str]:
     command = ["make", "drill", f"REPORTS={folder}/reports", *(f"{name}={value}" for name, value in variables.items())]
-    return subprocess.run(command, cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=1000)
+    return subprocess.run(command, cwd=ROOT, env=environment(folder), capture_output=True, text=True, timeout=COMMAND_S)
 
 
 def test_drills_are_listed_without_starting_anything(tmp_path):

@@ -308,7 +308,7 @@ def record(page: Page, system: str) -> None:
     button.send_keys(Keys.ENTER)
     page.wait(lambda: button.text == "Stop recording" and button.is_enabled())
     # A moment without a sample would be refused.
-    page.browser.execute_async_script("setTimeout(arguments[0], 1500)")
+    page.browser.execute_async_script("setTimeout(arguments[0], 3000)")
     button.send_keys(Keys.ENTER)
     page.wait(lambda: page.run("return document.querySelector('[name=audio]').files.length"))
 

@@ -24,7 +24,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gateway import inference
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
-from tests.support.generation import PROMPTS, SECRET, counted, pieces, request, send_concurrently, settled, text, texts
+from tests.support.generation import (
+    PROMPTS,
+    SECRET,
+    counted,
+    metrics,
+    pieces,
+    request,
+    send_concurrently,
+    settled,
+    text,
+    texts,
+)
 from tests.support.stacks import TestStack, bring_up
 from tests.support.triton_clients import connect
 from triton_transformers.settings import UserError
@@ -452,13 +463,15 @@ def test_requests_of_a_killed_process_fail_and_later_ones_are_answered(served, p
             served.post("/v1/completions", model="mymodel", prompt="I am going", **long)
         assert (error.value.code, json.load(error.value)["error"]["message"]) == (503, inference.CRASHED)
 
-    before = settled(served, "mymodel_stream")["generated_tokens"]
+    back = "watchdog: model 'mymodel_stream' is back"
+    times_back = served.log.count(back)
     with ThreadPoolExecutor(2) as pool:
         failures = [pool.submit(direct), pool.submit(through_the_gateway)]
-        served.wait(lambda: counted(served, "mymodel_stream")["generated_tokens"] > before, "the first tokens")
+        served.wait(lambda: metrics(served, "mymodel_stream")["running_texts"] == 2, "two running texts")
         served.stub("mymodel_stream").kill()
         for failure in failures:
-            failure.result(timeout=100)
+            failure.result(timeout=300)
+    served.wait(lambda: served.log.count(back) > times_back, "the reloaded model")
     answer = served.post("/v1/completions", model="mymodel", prompt="It", max_tokens=5, temperature=0)
     expected = plain("mymodel", "It", 5)
     assert "It" + answer["choices"][0]["text"] == expected

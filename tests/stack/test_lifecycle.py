@@ -32,7 +32,7 @@ from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import Supervisor
 from tests.support.certificates import save_certificate
 from tests.support.embedding import embed
-from tests.support.stacks import SYSTEM, bring_up, measure_anew
+from tests.support.stacks import COMMAND_S, LOADS, SYSTEM, bring_up, measure_anew
 from tests.support.triton_clients import IDS, connect, exchange_over_shared_memory
 from triton_transformers.corpus import MIXED
 from triton_transformers.files import comparison_lock, exclusive
@@ -40,7 +40,7 @@ from triton_transformers.http import answers as is_up
 from triton_transformers.models.catalogue import RECIPES
 from triton_transformers.models.record import Record
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
-from triton_transformers.triton import TritonError, engines
+from triton_transformers.triton import NOT_REPORTED, TritonError, engines
 
 # Between two requests of a client that goes on beside a test.
 PAUSE_S = 0.03
@@ -91,7 +91,7 @@ def test_second_up_starts_nothing(stack):
 def test_two_ups_at_once_start_one_stack(stack):
     stack.make("down")
     both = [stack.start_make("up") for _ in range(2)]
-    outputs = [process.communicate(timeout=300)[0] for process in both]
+    outputs = [process.communicate(timeout=COMMAND_S)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert stack.server()
 
@@ -464,11 +464,20 @@ def test_crashed_python_process_is_replaced_and_keeps_its_override(stack):
 
 def test_stopped_python_process_keeps_its_requests_and_goes_on(stack):
     """The process stands still until the watchdog continues it, long after Triton would have given up on it."""
-    process = stack.stub("encoder")
     text = {"inputs": [{"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}]}
     expected = stack.triton.infer("embedding", text)["outputs"]
-    process.suspend()
-    for answer, before in zip(stack.triton.infer("embedding", text, 120)["outputs"], expected, strict=True):
+    for attempt in range(1, LOADS + 1):
+        process = stack.stub("encoder")
+        process.suspend()
+        try:
+            answers_after = stack.triton.infer("embedding", text)["outputs"]
+            break
+        except TritonError as error:
+            # If the watchdog gets no CPU for a second either, another process replaces this one: docs/reliability.md.
+            if attempt == LOADS or not NOT_REPORTED.search(str(error)):
+                raise
+            stack.wait(lambda: answers(stack), "an answer of the replaced process")
+    for answer, before in zip(answers_after, expected, strict=True):
         assert np.allclose(answer["data"], before["data"], atol=1e-3)
     assert stack.stub("encoder") == process
     assert f"process {process.pid} was stopped; continuing it" in stack.log
@@ -530,12 +539,12 @@ def test_killed_and_concurrent_make_models_leave_a_whole_repository(new_stack, t
 
     stack.wait(is_stopped, "the end of the assembly", 300)
     os.killpg(first.pid, signal.SIGKILL)
-    first.wait(timeout=120)
+    first.wait(COMMAND_S)
     assert list((tmp_path / "elsewhere").glob(".assembling-*/encoder/1/model.onnx"))
     assert not (tmp_path / "elsewhere/encoder/1/model.onnx").exists()
 
     both = [stack.start_make("models", **elsewhere) for _ in range(2)]
-    outputs = [process.communicate(timeout=400)[0] for process in both]
+    outputs = [process.communicate(timeout=COMMAND_S)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert sorted("in place" in output for output in outputs) == [False, True]
     assert list((tmp_path / "elsewhere").glob(".assembling-*")) == []

@@ -27,7 +27,7 @@ from tests.support.checkpoints.neuron import LENGTH, TENSORFLOW, VOCABULARY, WID
 from tests.support.neuron import logged, on_neuron
 from tests.support.stacks import TestStack, bring_up
 from triton_transformers.settings import ROOT
-from triton_transformers.triton import NOT_REPORTED, TritonError
+from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,6 @@ ROW_OUTPUTS = f"--triton_output OUTPUT__0,FP32,{LENGTH}x{WIDTH} OUTPUT__1,FP32,{
 ANY_ROWS = f"{ROW_INPUTS} {ROW_OUTPUTS}".replace("INT64,", "INT64,-1x").replace("FP32,", "FP32,-1x")
 FOUR_ROWS = ANY_ROWS.replace(",-1x", ",4x")
 BATCHING = "--max_batch_size 16 --enable_dynamic_batching --max_queue_delay_microseconds 300000"
-LOADS = 3
 
 
 def one_batch(rows: int) -> str:
@@ -82,21 +81,11 @@ def make(stack: TestStack, name: str, flags: str, form: str = "tuple", rows: int
     return generate(stack, name, flags, compiled)
 
 
-def load_patiently(stack: TestStack, name: str) -> None:
-    """Load a model, again if its process reported too late, as may happen beside other tests."""
-    for attempt in range(1, LOADS + 1):
-        try:
-            return stack.triton.load(name)
-        except TritonError as error:
-            if attempt == LOADS or not NOT_REPORTED.search(str(error)):
-                raise
-
-
 @contextmanager
 def loaded(stack: TestStack, name: str) -> Iterator[Callable[[str], list[dict]]]:
     """Load a model; return a function that lists the events of one kind that its stand-ins logged."""
     before = Counter({event: len(logged(stack, event)) for event in ("load", "DataParallel", "scatter", "run")})
-    load_patiently(stack, name)
+    stack.triton.load(name)
     try:
         yield lambda event: logged(stack, event)[before[event] :]
     finally:
@@ -305,7 +294,7 @@ def test_edited_model_py_is_served(stack):
 def refusal(stack: TestStack, name: str) -> str:
     """Return why Triton does not load the model."""
     with pytest.raises(TritonError) as error:
-        load_patiently(stack, name)
+        stack.triton.load(name)
     return str(error.value)
 
 

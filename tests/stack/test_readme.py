@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.support.stacks import SHORT
+from tests.support.stacks import COMMAND_S, SHORT
 from triton_transformers.settings import DEFAULTS, ROOT
 
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -28,7 +28,7 @@ def run(stack, block: str) -> str:
         env=stack.variables(**SHORT),
         capture_output=True,
         text=True,
-        timeout=540,
+        timeout=COMMAND_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.switching import Switch, plan
-from tests.support.stacks import TestStack, bring_up, stacks
+from tests.support.stacks import KEY, TestStack, bring_up, stacks
 from triton_transformers.settings import MODES
 from triton_transformers.triton import NOT_REPORTED, Triton, TritonError
 
@@ -106,7 +106,9 @@ def test_errors_in_the_log_of_a_healthy_start_are_explained(stack):
     errors = re.findall(r"^E\d{4} .*\] \"(.*)\"$", stack.log, re.MULTILINE)
     assert errors
     harmless = ("CudaDriverHelper has not been initialized", "unable to create stream")
-    assert [error for error in errors if not error.startswith(harmless)] == []
+    rest = [error for error in errors if not error.startswith(harmless)]
+    # On a busy machine, `make up` repeats a load.
+    assert [error for error in rest if not NOT_REPORTED.search(error)] == []
     assert all(f"'{text}'" in stack.log for text in harmless)
 
 
@@ -115,8 +117,8 @@ def test_errors_in_the_log_of_a_healthy_start_are_explained(stack):
 @pytest.mark.parametrize(("switches", "pause"), [(SWITCHES, 0), (1, 2.5)], ids=str)
 def test_switch_holds_and_requests_succeed_on_a_busy_machine(stack, switches, pause, monkeypatch):
     """The pause is long enough for the watcher to act on a model before the next one is loaded."""
-    load = stack.triton.load
-    triton = stack.triton
+    triton = Triton(stack.http, KEY)  # whose loads only the switch repeats
+    load = triton.load
     monkeypatch.setattr(triton, "load", lambda *arguments: (load(*arguments), time.sleep(pause)))
     with Switch(triton, plan(triton.composing("pair"), None, MODES, 2), stack.folder) as switch:
         for number in range(switches):

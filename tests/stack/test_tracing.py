@@ -74,7 +74,7 @@ def test_traces_have_no_text_of_users(traced):
 
 
 def test_report_of_a_comparison_draws_the_slowest_requests(traced):
-    done = traced.make("loadtest", **SHORT)
+    done = traced.make("loadtest", **SHORT | {"WINDOW": 4})
     slowest = traced.results()["slowest"]
     assert slowest["traced"] >= len(slowest["requests"]) == 10, done.stdout + done.stderr
     # On a busy machine spans may be lost, but not those of all requests.

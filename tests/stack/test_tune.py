@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from tests.support.embedding import embed
-from tests.support.stacks import FollowedMake, bring_up
+from tests.support.stacks import COMMAND_S, FollowedMake, bring_up
 from triton_transformers.settings import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -56,7 +56,7 @@ def running(stack, **settings) -> tuple[FollowedMake, list[str]]:
 
 def tune(stack, minutes: int, **settings) -> subprocess.CompletedProcess[str]:
     """Search with the smallest budget that works on this machine."""
-    done = stack.make("tune", timeout=540 + 60 * minutes, MINUTES=minutes, **SHORT, **settings)
+    done = stack.make("tune", timeout=COMMAND_S + 60 * minutes, MINUTES=minutes, **SHORT, **settings)
     needed = re.search(r"set MINUTES=(\d+) or more", done.stderr)
     if not needed:
         return done
@@ -74,7 +74,7 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
     process, _ = running(stack)
     wait_for_a_candidate(stack, process, original)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=120)
+    process.wait(COMMAND_S)
     assert stack.configurations() != original
     failures, answered, stop = [], [], threading.Event()
 
@@ -112,7 +112,7 @@ def test_interrupt_restores_the_server_and_prints_the_best_so_far(stack, origina
     process, lines = running(stack)
     wait_for_a_candidate(stack, process, original)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=180) != 0
+    assert process.wait(COMMAND_S) != 0
     text = "".join(lines)
     assert "restoring the server's configuration" in text
     assert "tune.html" in text

@@ -30,12 +30,36 @@ from triton_transformers.models.assemble import assemble_all
 from triton_transformers.own_stack import Make
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import DEFAULTS, ROOT, Settings
-from triton_transformers.triton import Triton
+from triton_transformers.triton import NOT_REPORTED, Triton, TritonError
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
 # A comparison that ends in seconds. Its ratio proves nothing.
 SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 1, "WARMUP": 0, "USERS": 16}
+
+
+LOADS = 3
+ANSWER_S = 300
+# What a command may take. A slow machine beside other tests takes three times as long as an idle one.
+COMMAND_S = 1000
+
+
+class PatientTriton(Triton):
+    """Waits longer for answers, and repeats a load whose process reported too late, as the stack's commands do."""
+
+    def load(self, *arguments: Any, **options: Any) -> None:
+        for attempt in range(1, LOADS + 1):
+            try:
+                return super().load(*arguments, **options)
+            except TritonError as error:
+                if attempt == LOADS or not NOT_REPORTED.search(str(error)):
+                    raise
+
+    def infer(self, model: str, request: dict[str, Any], timeout: float = ANSWER_S) -> dict[str, Any]:
+        return super().infer(model, request, timeout)
+
+    def stream(self, model: str, fields: dict[str, Any], timeout: float = ANSWER_S) -> list[dict[str, Any]]:
+        return super().stream(model, fields, timeout)
 
 
 _reserved_ports: set[int] = set()
@@ -145,7 +169,7 @@ class TestStack:
 
     @property
     def triton(self) -> Triton:
-        return Triton(self.http, KEY)
+        return PatientTriton(self.http, KEY)
 
     def ask(self, system: str, **columns: list[str]) -> dict[str, np.ndarray]:
         """Return the outputs for rows of texts, which are given by the names of their inputs."""
@@ -164,7 +188,7 @@ class TestStack:
         own = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         return own | self.environment | {name: str(value) for name, value in settings.items()}
 
-    def make(self, target: str, timeout: float = 1000, **settings: object) -> subprocess.CompletedProcess[str]:
+    def make(self, target: str, timeout: float = COMMAND_S, **settings: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["make", *target.split()],
             cwd=ROOT,
@@ -372,7 +396,7 @@ def stacks(make: Callable[[], TestStack]) -> Iterator[Callable[[], TestStack]]:
             list(pool.map(lambda stack: stack.destroy(), created))
 
 
-def bring_up(stack: TestStack, timeout: float = 1000) -> TestStack:
+def bring_up(stack: TestStack, timeout: float = COMMAND_S) -> TestStack:
     done = stack.make("up", timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return stack

@@ -28,6 +28,7 @@ from gateway.served_systems import System
 from tests.support import page_systems, promql
 from tests.support.gateway import Reply, RunningGateway, gateway_before, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PrometheusStandIn, models
+from tests.support.stacks import reserve_ports
 from tests.support.triton_stand_in import GENERATION_INPUTS, GENERATION_OUTPUTS, Model, TritonStandIn, embedding
 from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS
 from triton_transformers.ports import free_ports
@@ -116,7 +117,7 @@ def prometheus() -> Iterator[PrometheusStandIn]:
 @pytest.fixture(scope="module")
 def settings(prometheus: PrometheusStandIn, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Return settings with a running Prometheus, and no Grafana or Locust."""
-    grafana, locust = free_ports(2)
+    grafana, locust = reserve_ports(2)
     reports = str(tmp_path_factory.mktemp("reports"))
     ports = {"PROMETHEUS_PORT": prometheus.port, "GRAFANA_PORT": grafana, "LOCUST_PORT": locust}
     return Settings.load().replace(REPORTS=reports, **{name: str(port) for name, port in ports.items()})

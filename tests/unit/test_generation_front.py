@@ -85,14 +85,16 @@ def engine():
 
 
 @pytest.fixture
-def front(engine):
+def front(engine, monkeypatch):
     """Return a function that loads the front and answers one request."""
+    from shared import generation_front
+
+    monkeypatch.setattr(generation_front, "SILENCE_S", 600)
+    monkeypatch.setattr(generation_front, "KEPT_S", 600)
     loaded = []
 
     def load(config: dict = CONFIG):
-        from shared.generation_front import GenerationFront
-
-        front = GenerationFront()
+        front = generation_front.GenerationFront()
         front.initialize(instance_args("", config))
         loaded.append(front)
         return front
@@ -173,9 +175,10 @@ def test_text_ends_when_the_client_left(front, engine):
 def test_requests_of_a_crashed_engine_fail(front, engine, monkeypatch):
     """The engine sends its first empty response, and then no more."""
     loaded = front()
-    monkeypatch.setattr("shared.generation_front.SILENCE_S", 0)
     engine.gate.clear()
-    assert ask(loaded, request := InferenceRequest(["text"], prompt=TEXT)).error == ("UNAVAILABLE", CRASHED)
+    with monkeypatch.context() as patch:
+        patch.setattr("shared.generation_front.SILENCE_S", 0)
+        assert ask(loaded, request := InferenceRequest(["text"], prompt=TEXT)).error == ("UNAVAILABLE", CRASHED)
     engine.gate.set()
     assert ask(loaded, InferenceRequest(["text"], prompt=TEXT)).outputs == {"text": [b"a text"]}
     assert len(request.sender.responses) == 1

@@ -25,6 +25,7 @@ from deploy.oci.predict import (
     read_form,
     read_request,
 )
+from tests.support.stacks import wait_for
 from triton_transformers import settings as common
 from triton_transformers.model_config import ModelConfig
 from triton_transformers.settings import ROOT, Settings, UserError
@@ -169,6 +170,7 @@ def test_failure_is_a_sentence(service, monkeypatch, answer, message):
     assert SECRET not in str(error.value)
     is_repeated = answer == DROP or (answer != HANG and answer[0] in (429, 503))
     assert service.pauses == ([1, 4, 8, 16] if is_repeated else [])
+    wait_for(lambda: len(service.requests) > len(service.pauses), "the request", 60, str)
     assert len(service.requests) == len(service.pauses) + 1
 
 

@@ -114,10 +114,10 @@ def test_same_models_give_the_same_bytes(pack, repository, tmp_path):
 def test_package_is_rewritten_only_after_a_change(pack, repository):
     target = Path(pack().filename)
     newest = max(path.stat().st_ctime_ns for path in repository.rglob("*"))
-    os.utime(target, ns=(newest + 1, newest + 1))  # the files are older by more than a tick of the clock
+    os.utime(target, ns=(newest + 20_000_000,) * 2)  # the files are older by more than a tick of the clock
     inode = target.stat().st_ino
     assert Path(pack().filename).stat().st_ino == inode
-    time.sleep(0.05)  # times of files advance with the kernel's clock, in ticks of up to 10 ms
+    time.sleep(0.1)  # times of files advance with the kernel's clock, in ticks of up to 10 ms
     older = written(repository / "encoder/new.onnx", "other weights")
     os.utime(older, (1, 1))
     os.replace(older, repository / "encoder/1/model.onnx")

@@ -131,7 +131,8 @@ def test_signal_ends_the_servers():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_paused_server_answers_after_resume():
+def test_paused_server_answers_after_resume(monkeypatch):
+    monkeypatch.setattr(running, "STOP_S", 60)
     with stand_in() as server:
         server.pause()
         assert {process.status() for process in server.processes} == {psutil.STATUS_STOPPED}
@@ -139,7 +140,8 @@ def test_paused_server_answers_after_resume():
         server.check(EXPECTED)
 
 
-def test_one_server_runs_at_a_time_with_its_fastest_settings_or_has_a_reason(site, measured):
+def test_one_server_runs_at_a_time_with_its_fastest_settings_or_has_a_reason(site, measured, monkeypatch):
+    monkeypatch.setattr(running, "STOP_S", 60)
     servers, states = measured
     peers = [
         StandIn("one", ("right", "right")), StandIn("two", ("right",)), StandIn("ends", ("ends",)),
@@ -179,7 +181,7 @@ def test_failed_install_is_refused_and_tried_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("behaviour", "fails"), [("right", False), ("fails", True)])
 def test_clients_count_responses_and_failures(behaviour, fails):
     with stand_in(behaviour) as server:
-        window = measure(Clients(server.url, "embed", 4, 0.1, 1.0), CPU)
+        window = measure(Clients(server.url, "embed", 4, 0.1, 4.0), CPU)
     assert (window.rate > 0, bool(window.failures)) == (not fails, fails)
     if fails:
         with pytest.raises(UserError, match="not every request of a window got its answer: 500"):
