@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from bench.small_models import find_models
@@ -122,6 +123,25 @@ def natural(pipe: Any, task: str, fields: dict[str, bytes], folder: Path) -> Any
 
     values = {name: value(name, data) for name, data in fields.items()}
     return next(iter(values.values())) if len(values) == 1 else values
+
+
+@pytest.mark.parametrize(
+    ("difference", "tolerance", "same"), [(0, 0, True), (1, 1e-4, True), (2, 1e-4, False), (2, 0.01, True)]
+)
+def test_pictures_are_the_same_but_for_a_step_of_their_pixels(difference, tolerance, same):
+    pixels = np.arange(100, 112, dtype=np.uint8).reshape(3, 4)
+    changed = pixels.copy()
+    changed[1, 2] -= difference
+    one, other = ([{"depth": picture(array)}] for array in (pixels, changed))
+    assert is_same(one, other, tolerance) == is_same(other, one, tolerance) == same
+    assert not is_same(picture(pixels), picture(pixels[:2]), tolerance)
+    assert not is_same(picture(pixels), "a text", tolerance)
+
+
+def picture(pixels: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 @pytest.mark.slow

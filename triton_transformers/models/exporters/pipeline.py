@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
 import math
 import shutil
@@ -11,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.catalogue import Job, Outcome
@@ -31,6 +35,7 @@ VOCODER = "vocoder"  # also in shared/pipeline_classes.py
 GRAPH = "graph"  # also in shared/pipeline_graph.py
 WORTHWHILE = 1.1  # a graph must be this many times as fast
 EXAMPLES = 4
+PNG = "iVBORw0KGgo"  # how one begins in base64
 # The names of English and French in the tokenizers of NLLB, mBART, M2M100 and SeamlessM4T.
 LANGUAGES = (("eng_Latn", "fra_Latn"), ("en_XX", "fr_XX"), ("en", "fr"), ("eng", "fra"))
 
@@ -205,14 +210,26 @@ def graph_answers(
 
 
 def is_same(one: Any, other: Any, tolerance: float) -> bool:
-    """Return whether two answers differ in no text, and in no number by more than the tolerance."""
+    """Return whether two answers differ in no text, and in no number and no pixel by more than the tolerance."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_same(one[key], other[key], tolerance) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(is_same, one, other, [tolerance] * len(one)))
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
-    return bool(one == other)
+    return bool(one == other) or (is_picture(one) and is_picture(other) and looks_same(one, other, tolerance))
+
+
+def is_picture(answer: Any) -> bool:
+    return isinstance(answer, str) and answer.startswith(PNG)
+
+
+def looks_same(one: str, other: str, tolerance: float) -> bool:
+    """Return whether no pixel differs by more than the tolerance, or by more than a step: pixels are rounded."""
+    from PIL import Image
+
+    pixels, others = (np.asarray(Image.open(io.BytesIO(base64.b64decode(text))), int) for text in (one, other))
+    return pixels.shape == others.shape and np.abs(pixels - others).max() <= max(1, 255 * tolerance)
 
 
 def traits_of(task: str, pipe: Any) -> Traits:
