@@ -36,8 +36,9 @@ RATE = 8  # requests per second on each route
 # Requests that wait on a route. More would only measure how many the gateway lets wait on a machine that is too slow.
 MAXIMUM_WAITING = 64
 INFER, OUTPUT = "/v2/models/embedding/infer", "output__0"
-# The time that an attempt to connect has: new clients may not fail because the machine is busy.
-PATIENT = {"grpc.min_reconnect_backoff_ms": 20_000}
+# gRPC's own timeout of an attempt to connect: a new client must not fail because the machine is busy, as one of the
+# gateway may, which tries again.
+SLOW_CONNECT = {"grpc.min_reconnect_backoff_ms": 20_000}
 # gRPC's channels to one address share a connection, unless each has subchannels of its own.
 OWN_CONNECTION = {"grpc.use_local_subchannel_pool": 1}
 # The soak sends requests of 1 to MAXIMUM_TEXTS texts, and a share of bad requests.
@@ -71,7 +72,7 @@ class Clients:
     def __init__(self, gateway_port: int, http_port: int, grpc_port: int, keep: bool = False) -> None:
         self._addresses = {GATEWAY: f"127.0.0.1:{gateway_port}", HTTP: f"127.0.0.1:{http_port}"}
         self._kept = {route: Connection(address) for route, address in self._addresses.items()} if keep else {}
-        self.inference = Inference(f"127.0.0.1:{grpc_port}", TIMEOUT_S, PATIENT | (OWN_CONNECTION if keep else {}))
+        self.inference = Inference(f"127.0.0.1:{grpc_port}", TIMEOUT_S, SLOW_CONNECT | (OWN_CONNECTION if keep else {}))
         self.routes: dict[str, Callable[[Sequence[str]], Awaitable[Vectors]]] = {
             GATEWAY: self._through_gateway,
             HTTP: self._over_http,

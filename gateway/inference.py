@@ -28,7 +28,8 @@ OPTIONS: Mapping[str, int | str] = {
     # Connect again soon after Triton restarts.
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
-    # The time that one attempt to connect has: on a busy machine, 100 ms may be too short.
+    # The timeout of an attempt to connect, which takes long on a busy machine. Without another replica, the first
+    # requests to an address that never answers wait for that time.
     "grpc.min_reconnect_backoff_ms": 5000,
     "grpc.lb_policy_name": "round_robin",
 }

@@ -15,6 +15,8 @@ from scripts.stack.docker.stack import DockerStack
 from tests.support.certificates import save_certificate
 from triton_transformers.settings import DEFAULTS, ROOT, VERSIONS, Settings, UserError, pins
 
+pytestmark = pytest.mark.timeout(1800)
+
 PINS = {"inf2": "TRITON_IMAGE", "trn1": "TRITON_IMAGE", "inf1": "TRITON_INF1_IMAGE"}
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
 
@@ -273,7 +275,7 @@ def test_neuron_monitor_ends_if_either_program_ends(new_compose, tmp_path, monit
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, process_group=0) as process:
         try:
-            process.wait(timeout=600)
+            process.wait(timeout=300)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -175,7 +175,7 @@ def test_comparison_writes_a_report_of_the_user(stack):
     results = stack.results()
     assert (results["runtime"], results["triton"]["image"]) == ("docker", stack.image("cpu-pypi"))
     assert results["unproven"] == ""
-    assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.05)
+    assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.01)
     # The container of the load test sees what the stack's containers use.
     assert all(window["other_cores"] is not None for window in results["windows"])
     report = (stack.folder / "reports/latest/report.html").resolve()

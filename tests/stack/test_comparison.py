@@ -157,7 +157,7 @@ def test_comparison_restores_after_a_killed_one_and_writes_its_report(compared, 
         if mode == "dynamic":
             assert figures["mean_batch"] > 1.5
         else:
-            assert figures["mean_batch"] == pytest.approx(1, abs=0.05)
+            assert figures["mean_batch"] == pytest.approx(1, abs=0.01)
     assert stack.environment["TRITON_ADMIN_KEY"] not in (compared.folder / "results.json").read_text()
     check_request_counts(compared)
     assert {row["mode"] for row in compared.requests} == set(MODES)
@@ -189,7 +189,7 @@ def test_workers_share_the_users_of_the_published_workload(stack):
     assert results["settings"]["workers"] == 2
     assert results["unproven"] == ""
     assert results["verdict"]["client_bound"] is False
-    assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.05)
+    assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.01)
     assert results["modes"]["none"]["failures"] == results["modes"]["dynamic"]["failures"] == 0
     check_request_counts(published)
     assert "WORKERS=2" in results["command"]

@@ -32,7 +32,7 @@ from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import Supervisor
 from tests.support.certificates import save_certificate
 from tests.support.embedding import embed
-from tests.support.stacks import COMMAND_S, LOADS, SYSTEM, bring_up, measure_anew
+from tests.support.stacks import ATTEMPTS, COMMAND_S, SYSTEM, bring_up, measure_anew
 from tests.support.triton_clients import IDS, connect, exchange_over_shared_memory
 from triton_transformers.corpus import MIXED
 from triton_transformers.files import comparison_lock, exclusive
@@ -466,7 +466,7 @@ def test_stopped_python_process_keeps_its_requests_and_goes_on(stack):
     """The process stands still until the watchdog continues it, long after Triton would have given up on it."""
     text = {"inputs": [{"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["a text"]}]}
     expected = stack.triton.infer("embedding", text)["outputs"]
-    for attempt in range(1, LOADS + 1):
+    for attempt in range(1, ATTEMPTS + 1):
         process = stack.stub("encoder")
         process.suspend()
         try:
@@ -474,7 +474,7 @@ def test_stopped_python_process_keeps_its_requests_and_goes_on(stack):
             break
         except TritonError as error:
             # If the watchdog gets no CPU for a second either, another process replaces this one: docs/reliability.md.
-            if attempt == LOADS or not NOT_REPORTED.search(str(error)):
+            if attempt == ATTEMPTS or not NOT_REPORTED.search(str(error)):
                 raise
             stack.wait(lambda: answers(stack), "an answer of the replaced process")
     for answer, before in zip(answers_after, expected, strict=True):

@@ -98,7 +98,7 @@ def test_comparison_runs_on_neuron(neuron):
     assert done.returncode == 0, done.stdout + done.stderr
     results = neuron.results()
     assert results["profile"] == "neuron"
-    assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.05)
+    assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.01)
     assert results["modes"]["dynamic"]["mean_batch"] > 1
     assert "'encoder' do not run on the server's cores, but where its backend" in results["left_out"]["instances"]
     assert neuron.triton.config("encoder")["backend"] == "neuron"

@@ -15,7 +15,7 @@ from tests.support.embedding import embed
 from tests.support.stacks import COMMAND_S, FollowedMake, bring_up
 from triton_transformers.settings import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 # A machine that needs a longer search is too busy for these tests.
 LONGEST = 8  # minutes
 GOAL = {"RATE": 30}  # a measurement takes less time than with P95

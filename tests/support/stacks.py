@@ -34,25 +34,22 @@ from triton_transformers.triton import NOT_REPORTED, Triton, TritonError
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
+ATTEMPTS = 3  # at what a process that got no CPU in time makes fail
+ANSWER_S = 300
+COMMAND_S = 1000  # the timeout of a command: a slow machine takes three times as long as an idle one
 # A comparison that ends in seconds. Its ratio proves nothing.
 SHORT = {"MODES": "none dynamic", "ROUNDS": 2, "WINDOW": 1, "WARMUP": 0, "USERS": 16}
-
-
-LOADS = 3
-ANSWER_S = 300
-# What a command may take. A slow machine beside other tests takes three times as long as an idle one.
-COMMAND_S = 1000
 
 
 class PatientTriton(Triton):
     """Waits longer for answers, and repeats a load whose process reported too late, as the stack's commands do."""
 
     def load(self, *arguments: Any, **options: Any) -> None:
-        for attempt in range(1, LOADS + 1):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 return super().load(*arguments, **options)
             except TritonError as error:
-                if attempt == LOADS or not NOT_REPORTED.search(str(error)):
+                if attempt == ATTEMPTS or not NOT_REPORTED.search(str(error)):
                     raise
 
     def infer(self, model: str, request: dict[str, Any], timeout: float = ANSWER_S) -> dict[str, Any]:

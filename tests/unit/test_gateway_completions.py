@@ -606,12 +606,15 @@ def test_silence_ends_a_stream_with_an_error(monkeypatch: pytest.MonkeyPatch) ->
     permits.release()
     send_events = EventStream.send_events
 
+    limits = Limits(timeout=37.0)
+
     async def send_hastily(self: EventStream, send: Any) -> None:
+        assert self.timeout == limits.timeout
         self.timeout = 0.2
         await send_events(self, send)
 
     monkeypatch.setattr(EventStream, "send_events", send_hastily)
-    with gateway_before(generator(), model) as (gateway, _):
+    with gateway_before(generator(), model, limits=limits) as (gateway, _):
         first, error = stream(gateway, COMPLETIONS, prompt="a")
     assert first["choices"][0]["text"] == COUNTED[0]
     assert error["error"]["code"] == "timeout"

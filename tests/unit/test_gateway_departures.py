@@ -32,11 +32,11 @@ def gateway_over(triton: TritonStandIn, timeout: float = 60) -> Any:
 
 
 def idle(gateway: RunningGateway, triton: TritonStandIn, model: str = "") -> None:
-    """Let the model answer, and wait until no request holds a slot, and Triton has answered every question."""
+    """Let the model answer, and wait until no request holds a slot, and none to end a text is on its way."""
     if model:
         triton.models[model].gate.set()
     gateway.wait_until(lambda: gateway.app.counters.running == 0)
-    triton.wait_until(lambda: not triton.running)
+    gateway.wait_until(lambda: not gateway.app._app.state.gateway.inference._background)
 
 
 def leave(gateway: RunningGateway, triton: TritonStandIn, path: str, body: dict[str, Any], model: str) -> None:
@@ -139,7 +139,9 @@ def test_request_that_triton_does_not_answer_in_time_is_not_cancelled(
     triton: TritonStandIn, client_leaves: bool
 ) -> None:
     with gateway_over(triton, timeout=2) as gateway:
-        gateway.get("/v1/models")  # connects and reads the configurations, for which 2 s may be too short
+        gateway.wait_until(
+            lambda: gateway.get("/v1/models").status == 200
+        )  # connects and reads the configurations, for which 2 s may be too short
         triton.models["embedding"].gate.clear()
         if client_leaves:
             leave(gateway, triton, "/v1/embeddings", TEXTS, "embedding")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -55,6 +57,33 @@ def test_requests_wait_for_triton(gateway: RunningGateway, port: int, monkeypatc
         models = embedding(), generator(streams=True)
         with TritonStandIn(*models, port=port):
             assert [future.result().status for future in waiting] == [200, 200]
+
+
+def test_connection_to_a_busy_triton_has_time() -> None:
+    """Triton accepts the connection, and answers for the first time half a second later."""
+    with (
+        TritonStandIn(embedding()) as triton,
+        socket.create_server(("127.0.0.1", 0)) as busy,
+        ThreadPoolExecutor() as pool,
+    ):
+
+        def relay() -> None:
+            client, _ = busy.accept()
+            time.sleep(0.5)
+            server = socket.create_connection((triton.host, triton.port))
+            pool.submit(copy, client, server)
+            pool.submit(copy, server, client)
+
+        pool.submit(relay)
+        config = Config(triton=f"127.0.0.1:{busy.getsockname()[1]}", systems=("embedding",))
+        with running_gateway(config) as gateway:
+            assert gateway.get("/v1/models").status == 200
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    while data := source.recv(65_536):
+        target.sendall(data)
+    target.shutdown(socket.SHUT_WR)
 
 
 def test_requests_wait_for_a_model_of_a_restarted_triton(

@@ -195,7 +195,7 @@ def test_other_threads_run_while_a_long_text_is_tokenized(tokenizer):
         while not future.done():
             time.sleep(0.001)
             turns += 1
-    assert turns > 2  # only one thread runs if the other one keeps Python's lock
+    assert turns > 20
     assert len(future.result()) == 400_000
 
 

@@ -128,20 +128,27 @@ def natural(pipe: Any, task: str, fields: dict[str, bytes], folder: Path) -> Any
 @pytest.mark.parametrize(
     ("difference", "tolerance", "same"), [(0, 0, True), (1, 1e-4, True), (2, 1e-4, False), (2, 0.01, True)]
 )
-def test_pictures_are_the_same_but_for_a_step_of_their_pixels(difference, tolerance, same):
+def test_grey_images_may_differ_by_rounding(difference, tolerance, same):
     pixels = np.arange(100, 112, dtype=np.uint8).reshape(3, 4)
     changed = pixels.copy()
     changed[1, 2] -= difference
-    one, other = ([{"depth": picture(array)}] for array in (pixels, changed))
+    one, other = ([{"depth": image_of(array)}] for array in (pixels, changed))
     assert is_same(one, other, tolerance) == is_same(other, one, tolerance) == same
-    assert not is_same(picture(pixels), picture(pixels[:2]), tolerance)
-    assert not is_same(picture(pixels), "a text", tolerance)
+    assert not is_same(image_of(pixels), image_of(pixels[:2]), tolerance)
+    assert not is_same(image_of(pixels), "a text", tolerance)
 
 
-def picture(pixels: np.ndarray) -> str:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
+@pytest.mark.parametrize(("mode", "level"), [("1", 255), ("P", 1), ("RGB", 1)])
+def test_other_images_must_be_equal(mode, level):
+    one, other = (image_of(np.full((2, 2), grey, np.uint8), mode) for grey in (0, level))
+    assert is_same(one, one, 0.01)
+    assert not is_same(one, other, 0.01)
+
+
+def image_of(pixels: np.ndarray, mode: str = "L") -> str:
+    from shared.pipeline_outputs import png
+
+    return png(Image.fromarray(pixels).convert(mode))
 
 
 @pytest.mark.slow

@@ -210,25 +210,31 @@ def graph_answers(
 
 
 def is_same(one: Any, other: Any, tolerance: float) -> bool:
-    """Return whether two answers differ in no text, and in no number and no pixel by more than the tolerance."""
+    """Return whether two answers differ in no text, and in no number and no grey by more than the tolerance."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_same(one[key], other[key], tolerance) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(is_same, one, other, [tolerance] * len(one)))
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
-    return bool(one == other) or (is_picture(one) and is_picture(other) and looks_same(one, other, tolerance))
+    return bool(one == other) or (is_png(one) and is_png(other) and has_same_greys(one, other, tolerance))
 
 
-def is_picture(answer: Any) -> bool:
+def is_png(answer: Any) -> bool:
     return isinstance(answer, str) and answer.startswith(PNG)
 
 
-def looks_same(one: str, other: str, tolerance: float) -> bool:
-    """Return whether no pixel differs by more than the tolerance, or by more than a step: pixels are rounded."""
+def has_same_greys(one: str, other: str, tolerance: float) -> bool:
+    """Return whether two images of grey pixels, such as depth, differ only by rounding.
+
+    That is one of 255 levels, or the tolerance if it is larger. Other images must be equal.
+    """
     from PIL import Image
 
-    pixels, others = (np.asarray(Image.open(io.BytesIO(base64.b64decode(text))), int) for text in (one, other))
+    images = [Image.open(io.BytesIO(base64.b64decode(text))) for text in (one, other)]
+    if any(image.mode != "L" for image in images):
+        return False
+    pixels, others = (np.asarray(image, int) for image in images)
     return pixels.shape == others.shape and np.abs(pixels - others).max() <= max(1, 255 * tolerance)
 
 
