@@ -34,7 +34,7 @@ from triton_transformers.triton import NOT_REPORTED, Triton, TritonError
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
-ATTEMPTS = 3  # at what a process that got no CPU in time makes fail
+ATTEMPTS = 3  # of what fails because a process got no CPU in time
 ANSWER_S = 300
 COMMAND_S = 1000  # the timeout of a command: a slow machine takes three times as long as an idle one
 # A comparison that ends in seconds. Its ratio proves nothing.

@@ -446,9 +446,8 @@ def test_body_that_grows_has_more_time(size: int, ended_by: str) -> None:
 
 
 def test_slow_answer_gets_504_and_is_cancelled(hasty: RunningGateway, triton: TritonStandIn, held: Model) -> None:
-    hasty.wait_until(
-        lambda: hasty.get("/v1/models").status == 200
-    )  # connects and reads the configurations, for which a second may be too short
+    # This connects and reads the configurations, for which a second may be too short.
+    hasty.wait_until(lambda: hasty.get("/v1/models").status == 200)
     reply = hasty.post(PATH, BODY)
     assert (reply.status, reply.error["code"]) == (504, "timeout")
     triton.wait_until(lambda: triton.cancelled == ["embedding"])

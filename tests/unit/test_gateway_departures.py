@@ -139,9 +139,8 @@ def test_request_that_triton_does_not_answer_in_time_is_not_cancelled(
     triton: TritonStandIn, client_leaves: bool
 ) -> None:
     with gateway_over(triton, timeout=2) as gateway:
-        gateway.wait_until(
-            lambda: gateway.get("/v1/models").status == 200
-        )  # connects and reads the configurations, for which 2 s may be too short
+        # This connects and reads the configurations, for which 2 s may be too short.
+        gateway.wait_until(lambda: gateway.get("/v1/models").status == 200)
         triton.models["embedding"].gate.clear()
         if client_leaves:
             leave(gateway, triton, "/v1/embeddings", TEXTS, "embedding")
