@@ -19,7 +19,7 @@ from bench import (
 )
 from bench.gpu import rates, steps
 from bench.peers import rotation
-from triton_transformers.cli import run
+from triton_transformers.cli import one_interrupt, run
 from triton_transformers.settings import Settings
 
 
@@ -52,7 +52,9 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("benchmark", choices=BENCHMARKS)
-    BENCHMARKS[parser.parse_args().benchmark]()
+    benchmark = BENCHMARKS[parser.parse_args().benchmark]
+    with one_interrupt():
+        benchmark()
 
 
 if __name__ == "__main__":

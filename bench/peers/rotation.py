@@ -26,7 +26,7 @@ from bench.peers.known_peers import INT8, ONNX, PEERS, OwnStack, Peer, Site, Var
 from bench.peers.running import Running, reference
 from bench.tables import spread
 from loadtest.machine import host
-from triton_transformers.cli import err, one_interrupt, out, print_table
+from triton_transformers.cli import err, out, print_table
 from triton_transformers.corpus import MIXED
 from triton_transformers.own_stack import command, environment, folder
 from triton_transformers.settings import Settings, UserError
@@ -80,7 +80,7 @@ class Row:
 
 
 def run() -> None:
-    with one_interrupt(), folder() as work:
+    with folder() as work:
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         site = prepared(work / ONNX, cpus, ONNX)
         for form in INT8:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from bench import generation_peers
+from bench.__main__ import BENCHMARKS, main
 from bench.clients import FORMS, Clients, Window, measure
 from bench.peers import known_peers, rotation, running
 from bench.peers.known_peers import INT8, PEERS, REQUIREMENTS, OwnStack, Peer, Site
@@ -129,6 +130,14 @@ def test_signal_ends_the_servers():
             os.kill(os.getpid(), signal.SIGINT)  # a second one while the servers end
     assert_ended(server)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_signal_interrupts_every_benchmark(monkeypatch):
+    """Then it stops its own servers."""
+    monkeypatch.setitem(BENCHMARKS, "engines", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(sys, "argv", ["bench", "engines"])
+    with pytest.raises(KeyboardInterrupt):
+        main()
 
 
 def test_paused_server_answers_after_resume(monkeypatch):
