@@ -397,7 +397,7 @@ def test_text_of_a_front_ends_by_its_id(served):
         "inputs": [{"name": name, "datatype": "BYTES", "shape": [1], "data": [value]} for name, value in END.items()]
     }
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(served.triton.infer, "mymodel", long, 300)
+        asked = pool.submit(served.triton.infer, "mymodel", long)
         while not asked.done():
             assert served.triton.infer("mymodel", end)["outputs"][0]["data"] == [""]
     with pytest.raises(TritonError, match="the client cancelled the request"):

@@ -13,6 +13,7 @@ import urllib.error
 import pytest
 from watchdog import crashed_processes, endless_loads, memory_regions, missing_systems, tritonserver
 
+from triton_transformers.files import write_atomically
 from triton_transformers.kinds import listed_names
 from triton_transformers.settings import ROOT
 
@@ -475,9 +476,7 @@ def test_list_that_was_damaged_is_read_again_after_its_repair(watched, listed):
     thread.start()
     assert waiting.wait(60)
     assert triton.loads == []
-    repaired = listed.with_name("repaired")
-    repaired.write_text("ham\n")
-    repaired.replace(listed)
+    write_atomically(listed, "ham\n")
     thread.join(60)
     assert triton.loads == ["ham"]
 
