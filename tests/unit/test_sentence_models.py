@@ -230,7 +230,7 @@ def test_missing_weights_are_refused(tmp_path):
     weights = load_file(source / "model.safetensors")
     del weights["encoder.layer.1.output.dense.weight"]
     save_file(weights, source / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"lacks the weights 'encoder.layer.1.output.dense.weight'"):
+    with pytest.raises(UserError, match=r"'encoder.layer.1.output.dense.weight' is missing in the weights"):
         assemble(source, tmp_path / "models")
 
 

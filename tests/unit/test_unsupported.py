@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import encoders
 from triton_transformers.models.assemble import assemble_all
-from triton_transformers.models.unsupported import check_model
+from triton_transformers.models.unsupported import check_model, check_network
 from triton_transformers.settings import Settings, UserError
 
 TOKENIZED = {"tokenizer.json": {}, "model.safetensors": {}}
@@ -146,7 +148,7 @@ def test_kind_of_model_is_named(tmp_path, kind, architecture, purpose):
     ("spoil", "sentence"),
     [
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "it does not load (SafetensorError in"),
-        (lambda folder: change(folder, "config.json", hidden_size=64), "config.json or the weights are damaged"),
+        (lambda folder: change(folder, "config.json", hidden_size=64), "is damaged, of two models, or made with other code"),
         (lambda folder: change(folder, "config.json", num_attention_heads=5), "it does not load (ValueError in"),
         (lambda folder: change(folder, "config.json", id2label=3), "its configuration does not load in transformers"),
         (lambda folder: (folder / "config.json").write_text("[" * 9999), "config.json is not a JSON object"),
@@ -211,6 +213,44 @@ def test_weights_for_another_task_are_refused(tmp_path, form):
     encoders.save_distilbert(tmp_path / "source", "Model")
     sentence = refusal(tmp_path, chosen={"TASK": "text-classification", "FORMAT": form})
     assert "is not a model for text-classification: it lacks the weights 'classifier.bias'" in sentence
+
+
+@pytest.mark.parametrize(
+    ("weight", "problem"),
+    [
+        ("bert.encoder.layer.2.output.dense.weight", "is left over from"),
+        ("bert.encoder.layer.0.crossattention.self.query.weight", "is left over from"),
+        ("bert.embeddings.word_embeddings.weight", "has other sizes in"),
+        ("classifier.bias", "has other sizes in"),
+    ],
+)
+def test_weights_of_another_network_are_refused(tmp_path, weight, problem):
+    source = encoders.save_bert(tmp_path / "source", "ForSequenceClassification")
+    add_weight(source, weight)
+    assert f"'{weight}' {problem} the weights of the BertForSequenceClassification" in refusal(tmp_path)
+
+
+def test_weights_of_other_heads_are_ignored(tmp_path):
+    source = encoders.save_bert(tmp_path / "source", "ForSequenceClassification")
+    add_weight(source, "cls.seq_relationship.weight")
+    add_weight(source, "qa_outputs.bias")
+    check_network("x", source, "text-classification")
+
+
+def test_head_may_be_missing_where_no_task_reads_it(tmp_path):
+    source = encoders.save_bert(tmp_path / "source", "ForMaskedLM")
+    weights = load_file(source / "model.safetensors")
+    save_file(
+        {name: weight for name, weight in weights.items() if name.startswith("bert.")}, source / "model.safetensors"
+    )
+    check_network("x", source, "feature-extraction")
+    with pytest.raises(UserError, match=r"'cls\.predictions\..*' is missing in the weights of the BertForMaskedLM"):
+        check_network("x", source, "fill-mask")
+
+
+def add_weight(source: Path, name: str) -> None:
+    file = source / "model.safetensors"
+    save_file(load_file(file) | {name: torch.ones(3)}, file, {"format": "pt"})
 
 
 def refusal(folder: Path, files: dict | None = None, chosen: dict | None = None) -> str:

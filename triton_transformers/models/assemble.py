@@ -23,13 +23,15 @@ from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.models.placement import delete_files, place_files
 from triton_transformers.models.record import DEFAULT, FORMAT_OF, IGNORE, MIN_QUALITY, Record, read_record, read_records
 from triton_transformers.models.selection import missing_systems
+from triton_transformers.models.silence import quiet
 from triton_transformers.models.sources import Weights, open_weights
 from triton_transformers.models.tasks import LIST, needs_pipeline, read_config, task_of, transformers_of
-from triton_transformers.models.unsupported import check_model, check_task, check_weights
+from triton_transformers.models.unsupported import check_model, check_network, check_task, check_weights
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import Settings, UserError
 
 WORK = ".assembling-"
+SHOWN_KEYS = 8
 # The libraries that read and run a model, as named in messages.
 LIBRARIES = ("transformers", "sentence_transformers", "tokenizers", "safetensors", "torch", "onnxruntime")
 
@@ -105,7 +107,9 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
 
 def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> Job:
     trust_remote_code = settings.trust_remote_code
-    check_model(weights.name, weights.folder, trust_remote_code)
+    if ignored := check_model(weights.name, weights.folder, trust_remote_code):
+        more = f" and {len(ignored) - SHOWN_KEYS} more" if len(ignored) > SHOWN_KEYS else ""
+        out.print(f"{system.name}: not read by transformers: {', '.join(ignored[:SHOWN_KEYS])}{more}", markup=False)
     for part in transformers_of(weights.folder):
         check_weights(weights.name, part)
     task = system.task or task_of(weights.folder, weights.name)
@@ -145,6 +149,9 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
 
 def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
     try:
+        with quiet():
+            for part in transformers_of(job.weights):
+                check_network(name, part, job.task)
         return recipe.assemble(job)
     except UserError:
         raise

@@ -1,6 +1,7 @@
 """Find the keys of a checkpoint's config.json that the installed transformers does not read.
 
-The original and its export ignore such a key together, so comparing the two cannot show that both are wrong.
+The original and its export ignore such a key together, so comparing the two cannot show that both are wrong. Most such
+keys change nothing: earlier releases, other programs and people wrote them. DECISIVE has those that change numbers.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Keys that cannot change what a loaded model computes, if its class does not read them.
 HARMLESS = (
@@ -40,6 +42,9 @@ HARMLESS = (
     "*_token_id", "*_token_ids", "*_token_index", "max_seq*", "model_max_length", "n_ctx", "n_positions", "seq_len*",
     # which layers of a backbone another model reads
     "apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names",
+    "use_pretrained_backbone",
+    # a remark of those who trained with YaRN
+    "finetuned",
     # the head GPT2DoubleHeadsModel
     "summary_*",
     # the programs that trained SmolVLM, Idefics3 and LLaVA: the models read scale_factor
@@ -49,46 +54,50 @@ HARMLESS = (
     "offset_alibi", "path_norm", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_",
 )  # fmt: skip
-# Keys and their default value, in a class that does not read them: Falcon, Longformer, Phi-4 and GPT-J
-# have such keys, for example.
+# What changes the numbers of a network -> the keys that set it. A class must read such a key, unless the value asks for
+# what the class does anyway. Sizes are not here: the names and shapes of the weights show them.
+DECISIVE = {
+    "positions": r".*(rope|rotary|alibi|mrope).*|pos_embd|pos(ition)?_(emb\w*|encoding)_type|static_pos\w*_embeddings",
+    "attention": (
+        r".*sliding_window.*|(attention_)?window(_size)?|attention_(chunk_size|types|layers|mode)|layer_types"
+        r"|.*causal.*|.*bidirectional.*|.*soft_?cap.*|.*logits?_cap.*"
+    ),
+    "scales": (
+        r"(.*_)?(attn|attention|softmax|logits?|query|qk|residual|emb(ed(ding)?)?|lm_head|key)_(scale|scaling|multiplier)"
+        r"|query_pre_attn_scalar|scale_(attn|emb|logits|depth|decoder).*"
+    ),
+    "norms": (
+        r".*qk_?(layer_?)?norms?|normalize_(before|embedding)|add_final_layer_norm|rms_?norm"
+        r"|apply_residual_connection_post_layernorm|(use_)?parallel_(attn|residual)"
+    ),
+    "accuracy of norms": r"(.*_)?(layer_?|rms_?)?norm_eps(ilon)?",
+    "activations": r"hidden_act(ivation)?|activation(_function)?|act_fn|ff_activation|mlp_act\w*",
+    "pooling": r"pool(ing)?_(mode|type|strategy)",
+    "experts": r".*experts.*|shared_expert_intermediate_size",
+    "other code": (
+        r"mm_(vision_tower|projector_type)|glyph_.*|pinyin_.*|fusion_layer|add_type_embeddings|chronos_config"
+        r"|load_trained_adapters|lora_adaptations|task_instructions"
+    ),
+}
+# Flags among these keys -> the code of a class that does it always. A class without this code never does it.
+ALWAYS = {
+    "add_type_embeddings": "token_type_embeddings",
+    "is_causal|scale_attn_weights|scale_decoder_outputs": "",
+    "normalize_embedding": "layernorm_embedding",
+    "normalize_before|add_final_layer_norm": r"residual = hidden_states\s+hidden_states = self\.self_attn_layer_norm",
+    "rms_?norm": "RMSNorm",
+    "rope|rotary": "rotary_pos_emb",
+    "static_position_embeddings": "Sinusoidal",
+    ".*qk_?(layer_?)?norms?": r"\b(q|k|query|key)_(layer)?norm",
+}
+# Values of other such keys that ask for nothing else.
 NEUTRAL = {
-    "*_bias": False,
-    "alibi": False,
-    "apply_residual_connection_post_layernorm": False,
     "attention_mode": "longformer",
-    "full_attn_mod": 1,
-    "in_chans": 3,
-    "ignore_attention_mask": False,
-    "interpolate_factor": 1,
-    "mlp_type": "default",
-    "norm_type": "layer_norm",
     "position_embedding_type": "absolute",
-    "qk_layer_norms": False,
-    "rms_norm": True,
-    "rope_interleaved": False,
-    "rotary": True,
-    "scale_attn_weights": True,
-    "scale_decoder_outputs": True,
-    "use_*": False,
-    # transformers 4 wrote these into every configuration.
-    "add_cross_attention": False,
-    "is_decoder": False,
-    "is_causal": True,
-    "partial_rotary_factor": 1.0,
-    "tf_legacy_loss": False,
-    "tie_encoder_decoder": False,
-    "torchscript": False,
-    "untie_r": True,
+    "window_size": 256,  # GPT-Neo's default, in GPT-J's first files: only local layers have windows
 }
-# Keys that are harmless if they repeat the value of one of these, which the class reads.
-REPEATED = {
-    "activation_function": ("hidden_act",),
-    "hidden_act": ("hidden_activation",),
-    "layer_norm_eps": ("norm_eps", "layer_norm_epsilon", "rms_norm_eps"),
-    "num_key_value_heads": ("num_attention_heads",),
-    "sliding_window_size": ("sliding_window",),
-    "spatial_patch_size": ("patch_size",),
-}
+SWITCHES = ("alibi", "use_sliding_window")  # without them, other such keys say nothing either
+NOTHING = (0, 1, "full_attention", "global")
 # Keys whose content belongs to the model's author.
 FREE = ("id2label", "label2id", "pruned_heads", "task_specific_params")
 # Keys that the base classes read for every model, and keys that they read only for a class with `rope_parameters`.
@@ -113,8 +122,15 @@ TAKES_FLAT = '["text_config"].config_class.__init__'
 ASIDE = ("convert_", "modular_")
 
 
-def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", outer: Any = None) -> Iterator[str]:
-    """Yield the keys that neither the class nor the code of its models reads, with a dot before nested ones.
+class Unread(NamedTuple):
+    """A key that no code reads, with a dot before each nested part of its name."""
+
+    name: str
+    changes_numbers: bool
+
+
+def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", outer: Any = None) -> Iterator[Unread]:
+    """Yield the keys that neither the class nor the code of its models reads.
 
     `outer` is the class of the configuration around this one: its models may read the keys of this one too.
     """
@@ -126,15 +142,12 @@ def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", out
         if is_empty(value) or key in generation_keys() or (not is_read and is_harmless(key)):
             continue
         if key not in known:
-            is_rotary = value in ("rope", "rotary") and "rope_parameters" in known
-            repeats_base = key == "rotary_emb_base" and value == getattr(config_class, "default_theta", None)
-            if not (is_neutral(key, value, config) or is_rotary or repeats_base):
-                yield prefix + key
+            yield Unread(prefix + key, changes_numbers(key, value, config, config_class))
         elif isinstance(value, dict) and key not in FREE:
             yield from unread_in(value, key, config_class, f"{prefix}{key}.")
 
 
-def unread_in(value: dict[str, Any], key: str, config_class: Any, prefix: str) -> Iterator[str]:
+def unread_in(value: dict[str, Any], key: str, config_class: Any, prefix: str) -> Iterator[Unread]:
     """Yield the unread keys of an object: a configuration, several by layer, or options such as `rope_scaling`."""
     if part := part_class(config_class, key, value):
         yield from unread_keys(value, part, prefix, config_class)
@@ -145,8 +158,53 @@ def unread_in(value: dict[str, Any], key: str, config_class: Any, prefix: str) -
             yield from unread_keys(content, config_class, f"{prefix}{name}.")
         elif isinstance(content, dict):
             yield from unread_in(content, name, config_class, f"{prefix}{name}.")
-        elif not name.isdigit() and name not in words(config_class, scaling) and not is_neutral(name, content, value):
-            yield prefix + name
+        elif not (name.isdigit() or name in words(config_class, scaling) or is_empty(content) or is_harmless(name)):
+            is_position = "rope" in prefix and content not in NOTHING
+            yield Unread(prefix + name, is_position or changes_numbers(name, content, value, config_class))
+
+
+def changes_numbers(key: str, value: Any, config: dict[str, Any], config_class: Any) -> bool:
+    """Return whether a network that reads this key of the configuration computes something else than the class does."""
+    pattern = next((keys for keys in DECISIVE.values() if re.fullmatch(keys, key)), None)
+    if pattern is None or value == NEUTRAL.get(key):
+        return False
+    for flags, always in ALWAYS.items():
+        if isinstance(value, bool) and re.fullmatch(flags, key):
+            return value != bool(re.search(always, code(config_class)))
+    if isinstance(value, str) and value.startswith(("rope", "rotary")):
+        return "rope_parameters" not in parameters(config_class)
+    layers = {*re.findall(r'"(\w+)"', json.dumps(value))} if isinstance(value, list) else ()
+    if value is not True and (value in NOTHING or (layers and layers <= {*NOTHING})):
+        return False
+    if any(switch.removeprefix("use_") in key and config.get(switch) is False for switch in SWITCHES):
+        return False
+    known = parameters(config_class) | mentioned(config_class) | {key}
+    settings = settings_of(config_class, {name: value for name, value in config.items() if name in known})
+    same_kind = [other for name, other in settings if re.fullmatch(pattern, name)]
+    if same_kind and not isinstance(value, bool):  # under another name, or in a part that the class hands it to
+        return value not in same_kind
+    if isinstance(value, str):  # the code names the only function, such as gelu, that a class without such a key has
+        return not re.search(rf"\b{re.escape(value)}\b", code(config_class))
+    return pattern != DECISIVE["accuracy of norms"]  # most norms of classes without such a key have no other number
+
+
+def settings_of(config_class: Any, keys: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the settings, at any depth, that the class reads from these keys or sets itself."""
+    try:
+        settings = config_class.from_dict(keys).to_dict()
+    except Exception:  # a broken file makes a class raise anything
+        return []
+    return [*flat({key: value for key, value in settings.items() if key in parameters(config_class)}, config_class)]
+
+
+def flat(settings: dict[str, Any], config_class: Any) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        yield str(key), value
+        if isinstance(value, dict):
+            part = part_class(config_class, str(key), value)
+            # The base class also puts settings of RoPE there that no code of this class reads.
+            read = value if part else {name: value[name] for name in value.keys() & words(config_class, scaling=False)}
+            yield from flat(read, part or config_class)
 
 
 def is_empty(value: Any) -> bool:
@@ -158,13 +216,6 @@ def is_empty(value: Any) -> bool:
 
 def is_harmless(key: str) -> bool:
     return any(fnmatch(key, pattern) for pattern in HARMLESS)
-
-
-def is_neutral(key: str, value: Any, config: dict[str, Any]) -> bool:
-    """Return whether the value asks a model that does not read the key for nothing else."""
-    if any(fnmatch(key, pattern) and value == neutral for pattern, neutral in NEUTRAL.items()):
-        return True
-    return any(value == config.get(other) for other in REPEATED.get(key, ()))
 
 
 def part_class(config_class: Any, key: str, value: dict[str, Any]) -> Any:

@@ -33,6 +33,7 @@ from triton_transformers.models.tasks import (
     pipeline_task,
     pipelines_of,
     processors_of,
+    read_config,
     takes_images,
     task_of,
     task_of_architecture,
@@ -139,14 +140,15 @@ def check_files(name: str, files: Iterable[str]) -> None:
             raise UserError(f"{name} is {kind}")
 
 
-def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
-    """Raise if the model in this folder is of a kind that no task serves. The weights may be missing."""
+def check_model(name: str, weights: Path, trust_remote_code: bool) -> list[str]:
+    """Raise if the model in this folder is of a kind that no task serves. The weights may be missing.
+
+    Return the keys of config.json that transformers ignores without harm.
+    """
     check_files(name, (path.name for path in weights.iterdir()))
     if (folders := transformers_of(weights)) != [weights]:
         check_modules(name, weights, trust_remote_code)
-        for folder in folders:
-            check_model(name, folder, trust_remote_code)
-        return
+        return [key for folder in folders for key in check_model(name, folder, trust_remote_code)]
     config = read_json(name, weights / "config.json")
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
@@ -174,10 +176,11 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> None:
             check_adapters(name, weights)
         config = {key: value for key, value in config.items() if not any(fnmatch(key, word) for word in OF_ADAPTERS)}
     own_network = own_code(config) and not own_code(config, for_config=True)
-    if not (own_network and trust_remote_code):  # else the network's own code may read any key
-        check_keys(name, config, config_class)
+    # The network's own code may read any key.
+    ignored = [] if own_network and trust_remote_code else check_keys(name, config, config_class)
     if not has_pipeline and (read := unserved_input(architecture, config_class)):
         raise UserError(f"{name} is a {architecture or kind}, which takes {read}; that is not served here ({LIST})")
+    return ignored
 
 
 def purpose_of(architecture: str, model_type: str) -> str:
@@ -274,22 +277,27 @@ def needs_code(own: str) -> str:
     )
 
 
-def check_keys(name: str, config: dict[str, Any], config_class: type[Any]) -> None:
-    """Raise if the installed transformers would ignore a part of config.json."""
+def check_keys(name: str, config: dict[str, Any], config_class: type[Any]) -> list[str]:
+    """Return the keys that the installed transformers ignores. Raise if that may change what the network computes."""
     from transformers import __version__
 
-    if not (keys := list(unread_keys(config, config_class))):
-        return
+    unread = list(unread_keys(config, config_class))
+    installed, saved = int(__version__.partition(".")[0]), str(config.get("transformers_version") or "")
+    is_newer = int(re.match(r"\d*", saved)[0] or 0) > installed  # type: ignore[index]
+    if not (keys := [key.name for key in unread if key.changes_numbers or is_newer]):
+        return [key.name for key in unread]
     if (own := own_code(config)) and own.rpartition(".")[2] != config_class.__name__:
         raise UserError(f"{name}: config.json sets {', '.join(keys)}, and {needs_code(own)}")
-    installed, saved = int(__version__.partition(".")[0]), str(config.get("transformers_version") or "")
-    if int(re.match(r"\d*", saved)[0] or 0) > installed:  # type: ignore[index]
+    if is_newer:
         instead = (
             f"choose a checkpoint that transformers {installed} saved, or wait for the release of this project that "
             f"brings transformers {saved.partition('.')[0]}"
         )
     else:
-        instead = "remove it there if the model does not need it, or choose another checkpoint"
+        instead = (
+            "the model was made with other code, so choose a checkpoint for transformers. If you know that the model "
+            "computes what transformers does, remove the key there"
+        )
     raise UserError(
         f"{name}: config.json sets {', '.join(keys)}, which {config_class.__name__} of transformers {__version__} does "
         f"not read, so that answers would be wrong without notice: {instead}"
@@ -373,6 +381,44 @@ def check_weights(name: str, weights: Path) -> list[Path]:
     raise UserError(
         f"{name} has no {SINGLE}, and no weights in another format: save_pretrained writes it beside config.json"
     )
+
+
+def check_network(name: str, weights: Path, task: str) -> None:
+    """Raise if the weights are not those of the network of config.json: transformers would draw or drop the others.
+
+    The network is built without memory, because a config.json without sizes means one of billions of weights.
+    """
+    import transformers
+
+    config = read_config(weights)
+    (architecture, *_) = *architectures_of(config), ""
+    network: Any = getattr(transformers, architecture, None)
+    if network is None or own_code(config) or quantization(config):
+        return
+    options = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, loaded = network.from_pretrained(weights, local_files_only=True, use_safetensors=True, **options)
+    body = getattr(model, model.base_model_prefix, model)
+    parts = {model.base_model_prefix, *(part for part, _ in body.named_children())}
+
+    def is_in_body(weight: str) -> bool:
+        return weight.partition(".")[0] in parts and (
+            "pooler" not in weight or "SequenceClassification" in architecture
+        )
+
+    different = {weight for weight, *_ in loaded["mismatched_keys"]}
+    missing, left_over = set(loaded["missing_keys"]), set(filter(is_in_body, loaded["unexpected_keys"]))
+    if task in HEADLESS:
+        different, missing = set(filter(is_in_body, different)), set(filter(is_in_body, missing))
+    elif "SequenceClassification" not in architecture:
+        missing = {weight for weight in missing if "pooler" not in weight}
+    problems = {"has other sizes in": different, "is missing in": missing, "is left over from": left_over}
+    if found := [(min(weights_), problem) for problem, weights_ in problems.items() if weights_]:
+        (weight, problem), *_ = found
+        raise UserError(
+            f"{name} is damaged, of two models, or made with other code: '{weight}' {problem} the weights of the "
+            f"{architecture} that its config.json describes. Save the model again with save_pretrained, or choose "
+            "another one"
+        )
 
 
 def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> None:
