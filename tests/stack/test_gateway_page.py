@@ -28,6 +28,7 @@ from tests.support import page_systems
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
 from tests.support.served_pipelines import assemble_pipelines
+from tests.support.stacks import own_ports
 from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator
 from triton_transformers.example_media import wav
 from triton_transformers.settings import Settings
@@ -140,8 +141,11 @@ def config(triton: TritonStandIn) -> Config:
 
 
 @pytest.fixture(scope="module")
-def gateway(config: Config, prometheus: PrometheusStandIn) -> Iterator[RunningGateway]:
-    with running_gateway(config, Settings.load().replace(PROMETHEUS_PORT=str(prometheus.port))) as running:
+def gateway(
+    config: Config, prometheus: PrometheusStandIn, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningGateway]:
+    own = own_ports() | {"PROMETHEUS_PORT": str(prometheus.port), "REPORTS": str(tmp_path_factory.mktemp("reports"))}
+    with running_gateway(config, Settings.load().replace(**own)) as running:
         yield running
 
 

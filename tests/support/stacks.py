@@ -75,6 +75,12 @@ def reserve_ports(count: int) -> list[int]:
     return ports
 
 
+def own_ports() -> dict[str, str]:
+    """Return each setting of a port with a port that no other stack gets."""
+    names = [name for name in DEFAULTS if name.endswith("_PORT")]
+    return dict(zip(names, map(str, reserve_ports(len(names))), strict=True))
+
+
 def wait_for(condition: Callable[[], Any], description: str, seconds: float, printed: Callable[[], str]) -> Any:
     """Wait until the condition is true; return its value. If the time is over, show what a program printed."""
     deadline = time.monotonic() + seconds
@@ -126,9 +132,7 @@ class TestStack:
     client_key: str = "a-key-of-the-clients"  # for a gateway that has keys
 
     def __post_init__(self) -> None:
-        names = [name for name in DEFAULTS if name.endswith("_PORT")]
-        self.environment |= dict(zip(names, map(str, reserve_ports(len(names))), strict=True))
-        self.environment |= {
+        self.environment |= own_ports() | {
             "RUNTIME": "local",
             # Most tests compare exact numbers, and measuring the engines takes seconds.
             "TRITON_ENGINE": "onnxruntime",

@@ -15,6 +15,7 @@ from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import CONF
 from tests.support import promql
 from tests.support.certificates import save_certificate
+from tests.support.stacks import own_ports
 from triton_transformers import settings as settings_module
 from triton_transformers.certificate import DAY_S, WARNING_DAYS, expiry
 from triton_transformers.settings import SECRETS, Settings, UserError
@@ -59,10 +60,11 @@ class SupervisorStandIn:
 @pytest.fixture
 def stack(tmp_path):
     """Return a function that makes a stack of these settings. The first one is the stack that runs."""
+    ports = own_ports()
 
     def make(**values: object) -> LocalStack:
         own = {"LOCAL_STATE": tmp_path / "state", "REPORTS": tmp_path / "reports", "RUNTIME": "local"}
-        changed = {name: str(value) for name, value in (own | values).items()}
+        changed = {name: str(value) for name, value in (own | ports | values).items()}
         stack = LocalStack(Settings.load().replace(GRAFANA_HOME="none", **changed))
         stack.supervisor = SupervisorStandIn()
         if not stack.record.exists():
@@ -85,7 +87,7 @@ def test_gateway_reads_its_settings_from_a_private_file(stack, monkeypatch):
     assert {name: read[name] for name in (*values, "BIND_ADDRESS", "TRITON_GRPC_PORT")} == {
         **values,
         "BIND_ADDRESS": "127.0.0.1",
-        "TRITON_GRPC_PORT": "8001",
+        "TRITON_GRPC_PORT": running.settings["TRITON_GRPC_PORT"],
     }
     assert [read[name] for name in SECRETS] == ["", ""]
 

@@ -21,7 +21,7 @@ for name, value in Settings.load().items(): print(name, value, sep="=")'
 
 
 class Machine:
-    """A machine with a Docker engine and its own virtual environment."""
+    """A machine with a Docker engine, its own virtual environment and its own state: no stack runs there."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -52,7 +52,7 @@ class Machine:
         )
 
     def make(self, *arguments, **exported):
-        done = self.run("make", f"venv={self.folder}", *arguments, **exported)
+        done = self.run("make", f"venv={self.folder}", f"LOCAL_STATE={self.folder}/state", *arguments, **exported)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -15,6 +15,7 @@ from scripts.stack.docker import preflight
 from scripts.stack.local import preflight as local_preflight
 from scripts.stack.local.stack import LocalStack
 from tests.support.certificates import save_certificate
+from tests.support.stacks import own_ports
 from triton_transformers.ports import check_free, free_ports, outgoing_ports
 from triton_transformers.settings import Settings, UserError
 
@@ -167,7 +168,7 @@ def test_missing_device_without_docker_is_one_sentence(monkeypatch, profile, gpu
 
 def test_profile_without_its_device_restarts_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(local_preflight, "gpu_count", lambda: 0)
-    settings = Settings.load().replace(LOCAL_STATE=str(tmp_path), PROFILE="cuda")
+    settings = Settings.load().replace(LOCAL_STATE=str(tmp_path), PROFILE="cuda", **own_ports())
     stack = LocalStack(settings)
     stack.supervisor = SimpleNamespace(running=lambda: True, answers=lambda: True)  # it cannot be stopped
     (tmp_path / "run").mkdir()

@@ -7,6 +7,7 @@ import pytest
 
 from scripts.stack.local.stack import LocalStack
 from scripts.stack.local.supervisor import Supervisor
+from tests.support.stacks import own_ports
 from tests.support.supervisord_stand_in import supervisord_stand_in
 from triton_transformers.settings import Settings, UserError
 
@@ -35,7 +36,8 @@ def test_state_of_a_program_without_the_socket_is_one_sentence(tmp_path):
 
 def test_ports_of_a_stack_without_its_socket_are_its_own(tmp_path):
     with supervisord_stand_in(tmp_path / "state") as (_, port):
-        ports = {"TRITON_HTTP_PORT": str(port), "LOCAL_STATE": str(tmp_path / "state"), "GRAFANA_HOME": "none"}
-        stack = LocalStack(Settings.load().replace(REPORTS=str(tmp_path), RUNTIME="local", **ports))
+        ports = own_ports() | {"TRITON_HTTP_PORT": str(port)}
+        own = {"LOCAL_STATE": str(tmp_path / "state"), "REPORTS": str(tmp_path), "GRAFANA_HOME": "none"}
+        stack = LocalStack(Settings.load().replace(RUNTIME="local", **ports, **own))
         stack.check(["embedding"])
         assert stack.reason_to_restart() == f"{stack.supervisor.socket} was deleted"
