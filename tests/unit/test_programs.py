@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.stack.local import programs
-from triton_transformers.settings import UserError
+from triton_transformers.settings import ROOT, UserError
 
 
 def unpack(folder: Path, name: str = "grafana", version: str = "Version 11.6.0 (commit: 1, branch: HEAD)") -> Path:
@@ -36,6 +36,13 @@ def test_grafana_home_is_used(tmp_path, name, command):
 )
 def test_grafana_reports_its_release(tmp_path, version, release):
     assert programs.grafana(unpack(tmp_path / "home", version=version)).release() == release
+
+
+def test_stand_in_of_grafana_reports_a_release_and_serves_nothing_then():
+    """It served on port 3000 of all addresses, and each `make up` waited 20 s for it."""
+    stand_in = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
+    done = subprocess.run([sys.executable, stand_in, "-v"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"Version {programs.MIN_GRAFANA}.0.0 (a stand-in)\n"
 
 
 def test_grafana_on_the_path_is_used(tmp_path, monkeypatch):

@@ -55,6 +55,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["-v"]:
+        print("Version 11.0.0 (a stand-in)")
+        sys.exit()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # process 1 ignores SIGTERM by default
     address = setting("server.http_addr", ""), int(setting("server.http_port", "3000"))
     ThreadingHTTPServer(address, Handler).serve_forever()
