@@ -123,9 +123,9 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 # Each process imports all test modules, which takes 15 s of CPU time. Stack tests also wait, so they get one more than
 # there are cores. At most four modules run side by side, because each stack takes memory.
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
-pytest = $(python) -m pytest --numprocesses $(1) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 15
-unit_tests = $(call pytest,$$(nproc)) tests/unit
-stack_tests = $(call pytest,$$(($$(nproc) + 1))) tests/stack
+pytest = $(python) -m tests.rerun $(1) --numprocesses $(2) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 20
+unit_tests = $(call pytest,tests/unit,$$(nproc))
+stack_tests = $(call pytest,tests/stack,$$(($$(nproc) + 1)))
 
 # SLOW=1 leaves out only the tests marked `slowest`, and SLOW=2 none.
 left_out_tests = $(if $(filter 2,$(SLOW)),,-m "not slowest$(if $(SLOW),, and not slow)")
@@ -184,7 +184,7 @@ version: ## Print the version, and those that it pins, for a report of a bug
 
 # Delete the tools of tests first, because the stack deletes .local only if it is empty.
 clean: ## Stop everything; remove what make created, except .env and the reports
-	@rm -rf $(addprefix .local/,kubectl kubernetes-validate openai-clients tensorflow)
+	@rm -rf $(addprefix .local/,junit kubectl kubernetes-validate openai-clients tensorflow)
 	@$(if $(is_installed),$(stack) clean)
 	@rm -rf $(venv) $(venv).lock .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +

@@ -27,4 +27,4 @@ tests/docker/base-images.sh
 for title in triton-transformers{,-exporter,-gateway,-loadtest}; do
   docker image prune --force --filter "label=org.opencontainers.image.title=$title" >/dev/null
 done
-.venv/bin/python -m pytest --durations 15 tests/docker
+.venv/bin/python -m tests.rerun tests/docker --durations 20

@@ -79,7 +79,7 @@ def test_without_consent_nothing_is_installed(checkout):
 def test_started_engine_is_stopped_at_the_end(checkout, settings):
     done = run(checkout, **settings)
     assert done.returncode == int(settings.get("TESTS_FAIL", "0")), done.stderr
-    assert done.stdout == "-m pytest --durations 15 tests/docker\n"
+    assert done.stdout == "-m tests.rerun tests/docker --durations 20\n"
     assert engines(checkout) == []
     assert not (checkout / "state/dockerd.pid").exists()
 

@@ -149,11 +149,10 @@ def test_tests_assemble_the_default_system(installed_machine, arguments):
     [([], "not slowest and not slow"), (["SLOW=1"], "not slowest"), (["SLOW=2"], "")],
 )
 def test_slow_tests_run_if_the_user_asks_for_them(machine, arguments, left_out):
-    pytests = [line for line in machine.make("--dry-run", "test", *arguments).splitlines() if "-m pytest" in line]
+    parts = re.findall("-m tests.rerun (.*)", machine.make("--dry-run", "test", *arguments))
     chosen = f' -m "{left_out}"' if left_out else ""
-    assert [re.search(r"tests/(?:unit|stack).*", line)[0].strip() for line in pytests] == [
-        f"tests/{kind}{chosen}" for kind in ("unit", "stack")
-    ]
+    assert [part.split()[0] for part in parts] == ["tests/unit", "tests/stack"]
+    assert [part.partition(" --durations 20")[2].rstrip() for part in parts] == [chosen, chosen]
 
 
 def test_ci_runs_the_tests_that_the_readme_names():
