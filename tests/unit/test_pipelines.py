@@ -19,7 +19,8 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from bench.small_models import find_models
+from bench.small_models import byte_level, find_models
+from shared.pipeline_classes import open_pipeline
 from shared.pipeline_inputs import Inputs
 from shared.types import BadRequest
 from tests.support.checkpoints.pipelines import SMALL_PIPELINES, find_pipeline
@@ -430,3 +431,62 @@ def test_speech_is_resampled_to_the_rate_of_the_model(serve):
     (answer,) = answers(served.alone([tensors(inputs=wav(0, 1, 44_100))]))
     assert isinstance(answer["text"], str)
     assert transformers.__version__.startswith("5.")
+
+
+# --- pipelines that transformers 5 dropped: recorded/text_pipelines_4.57.json has the answers of transformers 4.57.6 ---
+
+T5_TASKS = {
+    "summarization": {
+        "early_stopping": True, "length_penalty": 2.0, "max_length": 200, "min_length": 30, "no_repeat_ngram_size": 3,
+        "num_beams": 4, "prefix": "summarize: ",
+    },
+    "translation_en_to_de": {
+        "early_stopping": True, "max_length": 300, "num_beams": 4, "prefix": "translate English to German: ",
+    },
+    "translation_en_to_fr": {"max_length": 300, "num_beams": 2, "prefix": "translate English to French: "},
+}  # fmt: skip
+BART_TASKS = {
+    "summarization": {"length_penalty": 1.0, "max_length": 28, "min_length": 12, "num_beams": 3},
+    "summarization_cnn": {"length_penalty": 2.0, "max_length": 142, "min_length": 56, "num_beams": 4},
+}
+# The task, the architecture, what its config.json has beside its sizes, and its generation_config.json, if it has one.
+OF_RELEASE_4: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "t5": ("summarization", "T5", {"task_specific_params": T5_TASKS}, {}),
+    "t5 translates": ("translation", "T5", {"task_specific_params": T5_TASKS}, {}),
+    "bart": (
+        "summarization",
+        "Bart",
+        {"task_specific_params": BART_TASKS, "force_bos_token_to_be_generated": True, "no_repeat_ngram_size": 3},
+        {},
+    ),
+    "bart with a prefix": ("summarization", "Bart", {"prefix": " ", "max_length": 31}, {}),
+    "bart with its length": (
+        "summarization",
+        "Bart",
+        {"task_specific_params": BART_TASKS},
+        {"max_length": 42, "no_repeat_ngram_size": 3, "decoder_start_token_id": 2, "eos_token_id": 2},
+    ),
+}
+ANSWERED = Path(__file__).parent / "recorded/text_pipelines_4.57.json"
+
+
+def save_of_release_4(name: str, folder: Path) -> tuple[str, Path]:
+    """Save a checkpoint as release 4 did, and return its task and its folder."""
+    task, kind, settings, generation = OF_RELEASE_4[name]
+    found = find_pipeline("summarization" if kind == "Bart" else "text2text-generation", kind)
+    weights = replace(found, processors=(byte_level,)).save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["dtype"]
+    config.pop("task_specific_params", None)
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    (folder / "generation_config.json").unlink()
+    if generation:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return task, weights
+
+
+@pytest.mark.parametrize("name", OF_RELEASE_4)
+def test_text_pipeline_answers_as_release_4_did(name, tmp_path):
+    task, weights = save_of_release_4(name, tmp_path)
+    pipe = open_pipeline(task, weights, "cpu", "float32")
+    assert [pipe(text)[0] for text in MIXED.texts[:4]] == json.loads(ANSWERED.read_text())[name]

@@ -58,6 +58,17 @@ def text_to_text() -> Any:
         _load_processor = _load_image_processor = _load_feature_extractor = False
         _default_generation_config = transformers.GenerationConfig(max_new_tokens=256, num_beams=4)
 
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            settings = getattr(self.model.config, "task_specific_params", None) or {}
+            names = [name for name in settings if name.startswith(self.task)] if self.task == "translation" else []
+            own = settings.get((*names, self.task)[0]) or {}
+            self.prefix = own.get("prefix", self.prefix) or ""
+            known = vars(transformers.GenerationConfig())
+            self._generate_kwargs |= {name: value for name, value in own.items() if name in known}
+            if self.model.generation_config.max_length in (None, 20):  # transformers 4 then took the default above
+                self._generate_kwargs.pop("max_length", None)
+
         def _sanitize_parameters(
             self, truncation: Any = True, src_lang: Any = None, tgt_lang: Any = None, **generate: Any
         ) -> Any:
@@ -66,13 +77,11 @@ def text_to_text() -> Any:
             return own, generate, {}
 
         def preprocess(self, text: str, truncation: Any = True, src_lang: Any = None, tgt_lang: Any = None) -> Any:
-            own = getattr(self.model.config, "task_specific_params", None) or {}
-            text = own.get(self.task, {}).get("prefix", "") + text
             if hasattr(self.tokenizer, "_build_translation_inputs") and self.task == "translation":
                 return self.tokenizer._build_translation_inputs(
                     text, return_tensors="pt", truncation=truncation, src_lang=src_lang, tgt_lang=tgt_lang
                 )
-            inputs = self.tokenizer(text, return_tensors="pt", truncation=truncation)
+            inputs = self.tokenizer(self.prefix + text, return_tensors="pt", truncation=truncation)
             inputs.pop("token_type_ids", None)
             return inputs
 
