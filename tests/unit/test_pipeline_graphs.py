@@ -19,7 +19,7 @@ from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.exporters import pipeline
 from triton_transformers.models.exporters.pipeline import is_same
 from triton_transformers.models.exporters.served import ServedSystem, python_backend
-from triton_transformers.settings import Settings
+from triton_transformers.settings import Settings, UserError
 
 WHISPER = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -91,6 +91,48 @@ def test_texts_are_written_as_by_pytorch(assemble, tmp_path, task):
             requests = [request(text.encode(), options) for text in texts]
             assert answers(served.alone(requests)) == expected
             assert answers(served.together(requests)) == expected
+        served.close()
+
+
+@pytest.mark.parametrize(("task", "architecture"), [("summarization", "Bart"), ("translation", "Marian")])
+def test_text_beyond_the_positions_is_refused_with_both_numbers(assemble, tmp_path, task, architecture):
+    """PyTorch raises IndexError, where OpenVINO invents an answer."""
+    weights = find_pipeline(task, architecture).save(tmp_path / "weights")  # with 300 positions
+    path = weights / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10**30}))
+    repository = assemble(weights)
+    assert (repository / "m/1/graph/step").is_dir()
+    pipe = open_pipeline(task, weights, "cpu", "float32")
+    both = {"max_new_tokens": 300, "min_length": 300}, {"max_length": 301, "min_length": 290}
+    with python_backend():
+        served = ServedSystem("m", repository)
+        for options in both:
+            assert answers(served.alone([request(b"rain", options)])) == [plain(pipe("rain", **options))]
+        for text, options, reason in (
+            ("rain and " * 400, {}, r"a text of \d{3,} tokens is longer than the model's 300 positions"),
+            ("rain", {"max_new_tokens": 310}, "max_new_tokens is 310, and the model has 300 positions"),
+            ("rain", {"max_length": 302}, "max_length is 302, and the model has 300 positions"),
+        ):
+            with pytest.raises(UserError, match=reason):
+                served.alone([request(text.encode(), options)])
+        served.models["m"].backend.pipe.model.generation_config.update(max_length=400, min_length=400)
+        with pytest.raises(UserError, match="a text of 301 tokens is longer than the model's 300 positions"):
+            served.alone([request(b"rain", {})])
+        served.close()
+
+
+def test_text_beyond_the_positions_of_a_graph_is_answered_if_the_network_extends_them(assemble, tmp_path):
+    weights = find_pipeline("translation", "M2M100").save(tmp_path / "weights")  # with 200 positions
+    path = weights / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10**30}))
+    repository = assemble(weights)
+    assert (repository / "m/1/graph/step").is_dir()
+    pipe = open_pipeline("translation", weights, "cpu", "float32")
+    options = {"max_new_tokens": 240, "min_length": 240, "src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
+    with python_backend():
+        served = ServedSystem("m", repository)
+        for text in ("rain", "rain and " * 300):
+            assert answers(served.alone([request(text.encode(), options)])) == [plain(pipe(text, **options))]
         served.close()
 
 

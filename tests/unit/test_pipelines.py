@@ -433,7 +433,7 @@ def test_speech_is_resampled_to_the_rate_of_the_model(serve):
     assert transformers.__version__.startswith("5.")
 
 
-# --- pipelines that transformers 5 dropped: recorded/text_pipelines_4.57.json has the answers of transformers 4.57.6 ---
+# --- pipelines that transformers 5 dropped: recorded/text_pipelines_4.57.json has the answers of release 4.57.6 -------
 
 T5_TASKS = {
     "summarization": {

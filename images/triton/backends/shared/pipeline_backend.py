@@ -24,6 +24,7 @@ from shared.pipeline_classes import open_pipeline, sampling_rate
 from shared.pipeline_graph import GRAPH, use_graph
 from shared.pipeline_inputs import Inputs, Row
 from shared.pipeline_outputs import encoded
+from shared.positions import bound_texts, check_new_tokens, position_limit
 from shared.types import BadRequest, InstanceArgs, ModelConfig, Tensors
 
 OUTPUTS = "outputs"
@@ -56,6 +57,8 @@ class PipelineBackend(BatchBackend[list[Row]]):
                 self.task, plan.folder, plan.device, plan.dtype, flag_parameter(config, "trust_remote_code", False)
             )
             pretrained.copy_weights(self.pipe.model)
+            bound_texts(self.pipe.model)
+            self.positions = position_limit(self.pipe.model)
             graph = plan.folder / GRAPH
             if graph.is_dir() and (plan.device.type, plan.dtype) == ("cpu", torch.float32):
                 use_graph(self.pipe.model, graph)
@@ -102,6 +105,7 @@ class PipelineBackend(BatchBackend[list[Row]]):
     def call_together(self, batch: list[Any], parameters: dict[str, Any]) -> Iterator[bytes | Exception]:
         self.metrics.add(runs=1)
         try:
+            check_new_tokens(parameters, self.positions)
             yield from [encoded(answer) for answer in run(self.pipe, batch, parameters)]
         except Exception as error:
             if len(batch) == 1:

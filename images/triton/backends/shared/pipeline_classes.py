@@ -57,6 +57,7 @@ def text_to_text() -> Any:
         _load_tokenizer = True
         _load_processor = _load_image_processor = _load_feature_extractor = False
         _default_generation_config = transformers.GenerationConfig(max_new_tokens=256, num_beams=4)
+        prefix: Any  # of config.json
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)

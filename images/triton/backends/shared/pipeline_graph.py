@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import json
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,13 @@ import torch
 
 from shared.lean_transformers import transformers
 from shared.parameters import UNPINNED
+from shared.positions import check_length, graph_limit, position_limit
 from shared.types import BadRequest
 
 GRAPH = "graph"  # the folder beside the weights
 STEP = "step"  # the folder in it for the decoder's steps
 FILE, DESCRIPTION = "openvino_model.xml", "graph.json"
+TEXT = "input_ids"
 # Arguments that ask a network for what no pipeline reads, or for the form that it returns anyway.
 RETURNED = ("return_dict", "output_attentions", "output_hidden_states")
 
@@ -103,14 +106,15 @@ def states_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def use_graph(model: Any, folder: Path) -> None:
     """Let the model run as the graphs of the folder, and free the weights that only the first one needs."""
     part = exported_part(model)
-    part.forward = functools.wraps(part.forward)(WholeCalls(Graph(folder), part.forward))
+    limit = graph_limit(part) if model.main_input_name == TEXT else math.inf
+    part.forward = functools.wraps(part.forward)(WholeCalls(Graph(folder), part.forward, limit))
     inside = set(part.modules())
     shared = {id(own) for module in model.modules() if module not in inside for own in module.parameters(recurse=False)}
-    for weight in part.parameters():
+    for weight in part.parameters() if limit == math.inf else ():
         if id(weight) not in shared:
             weight.data = weight.data.new_empty(0)
     if (folder / STEP).is_dir():
-        model.forward = functools.wraps(model.forward)(Steps(Graph(folder / STEP), model.forward))
+        model.forward = functools.wraps(model.forward)(Steps(Graph(folder / STEP), model))
 
 
 class Graph:
@@ -149,13 +153,16 @@ class WholeCalls:
     Whisper encodes a sound to recognize the language, and once more to generate the text.
     """
 
-    def __init__(self, graph: Graph, forward: Callable[..., Any]) -> None:
-        self.graph, self.signature = graph, inspect.signature(forward)
+    def __init__(self, graph: Graph, forward: Callable[..., Any], limit: float) -> None:
+        self.graph, self.forward, self.signature = graph, forward, inspect.signature(forward)
+        self.limit = limit  # of a text in tokens; PyTorch runs longer ones
         self.kept: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None  # the last inputs and outputs
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        inputs = self.graph.inputs(call_of(self.signature, arguments, named))
-        if inputs is None:
+        call = call_of(self.signature, arguments, named)
+        if self.limit < math.inf and call.tensors[TEXT].shape[1] > self.limit:
+            return self.forward(*arguments, **named)
+        if (inputs := self.graph.inputs(call)) is None:
             raise BadRequest("a parameter changes how the network runs, and its exported graph runs in one way only")
         kept = self.kept  # another thread may replace it
         if not kept or not all(map(torch.equal, inputs, kept[0])):
@@ -171,14 +178,16 @@ def stay(beams: torch.Tensor) -> None:
 class Steps:
     """Answers steps as the network does, and leaves other calls to it."""
 
-    def __init__(self, graph: Graph, forward: Callable[..., Any]) -> None:
-        self.graph, self.forward, self.signature = graph, forward, inspect.signature(forward)
+    def __init__(self, graph: Graph, model: Any) -> None:
+        self.graph, self.forward, self.signature = graph, model.forward, inspect.signature(model.forward)
+        self.positions, self.limit = position_limit(model), graph_limit(model.get_decoder())
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         step = step_of(self.signature, arguments, named)
         inputs = self.graph.inputs(step.call) if step else None
-        if step is None or inputs is None:
+        if step is None or inputs is None or (length := step.cache.get_seq_length() + 1) > self.limit:
             return self.forward(*arguments, **named)
+        check_length(length, self.positions)
         logits, *states = self.graph.run(inputs)
         layers = layers_of(step.cache.self_attention_cache)
         for layer, keys, values in zip(layers, states[::2], states[1::2], strict=True):
