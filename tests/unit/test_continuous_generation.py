@@ -13,6 +13,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -483,6 +484,17 @@ def export(tmp_path, form: str, save=language.save_llama, **changes: object):
     return assemble(replace(job, **changes)), tmp_path / "made/mine/1"
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_experts_stored_in_16_bits_are_exported(tmp_path, dtype):
+    def save_half(folder: Path) -> Path:
+        weights = language.save_decoder(folder, "mixtral")
+        AutoModelForCausalLM.from_pretrained(weights, dtype=dtype).save_pretrained(weights)
+        return weights
+
+    outcome, _ = export(tmp_path, "openvino-fp16", save_half)
+    assert outcome.facts["weights"] == "fp16"
+
+
 @pytest.mark.slow
 def test_int8_is_kept_only_if_perplexity_holds(tmp_path, monkeypatch):
     outcome, folder = export(tmp_path / "a", "openvino")
@@ -623,10 +635,10 @@ def test_int4_is_what_the_user_asked_for(tmp_path):
     assert not list(folder.glob("tmp*"))
 
 
-@pytest.mark.slow
-def test_model_without_a_limit_of_positions_is_served(tmp_path):
-    """Bloom's configuration has no max_position_embeddings."""
-    _, folder = export(tmp_path, "vllm", language.save_bloom)
+@pytest.mark.parametrize("name", [pytest.param("bloom", marks=pytest.mark.slow), "xlnet"])
+def test_model_without_a_limit_of_positions_is_served(tmp_path, name):
+    """Bloom's configuration has no max_position_embeddings, and XLNet's is -1."""
+    _, folder = export(tmp_path, "vllm", functools.partial(language.save_decoder, kind=name))
     assert json.loads((folder / "limits.json").read_text())["context"] is None
 
 

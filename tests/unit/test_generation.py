@@ -110,6 +110,22 @@ def test_texts_of_modern_kinds_equal_those_generated_alone(tmp_path, kind):
     assert generate(decoder, rows(decoder, PROMPTS)) == expected
 
 
+@pytest.mark.parametrize("kind", ["rwkv", "xlnet"])
+def test_texts_that_a_batch_would_change_run_alone(tmp_path, kind):
+    decoder = load(language.save_decoder(tmp_path, kind))
+    expected = [reference(decoder, prompt) for prompt in PROMPTS]
+    texts = rows(decoder, PROMPTS)
+    for batch in decoder.batches(texts):
+        generate(decoder, batch)
+    assert [row.text for row in texts] == expected
+
+
+@pytest.mark.parametrize(("kind", "context"), [("xlnet", None), ("roberta", 254), ("mixtral", 256)])
+def test_context_is_that_of_the_table_of_positions_if_there_is_one(tmp_path, kind, context):
+    """XLNet has no limit, and RoBERTa's first positions are for padding."""
+    assert load(language.save_decoder(tmp_path, kind)).context == context
+
+
 def test_text_that_would_turn_the_positions_of_others_runs_apart(tmp_path):
     decoder = load(language.save_longrope(tmp_path))
     prompts = ["a 1 " * 20, "It", "I am"]

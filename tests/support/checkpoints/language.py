@@ -61,8 +61,12 @@ OLDER: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "llama": {},
     "mistral": {"sliding_window": 4096},
+    "mixtral": {"num_local_experts": 4},
     "persimmon": {"tie_word_embeddings": False},
     "qwen2": {},
+    "roberta": {"is_decoder": True, "pad_token_id": 1, "type_vocab_size": 1},
+    "rwkv": {"attention_hidden_size": 32},
+    "xlnet": {"n_head": 4, "d_head": 8},
 }
 # The token that ends a text, and the one that begins it.
 TOKENS = {"falcon": ("<|endoftext|>", None), "persimmon": ("|ENDOFTEXT|", "<s>")}

@@ -205,10 +205,11 @@ def read_limits(job: Job, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     has_own = (job.weights / "generation_config.json").is_file()
     generation = transformers.GenerationConfig.from_pretrained(job.weights) if has_own else text_config
     ends = generation.eos_token_id
+    context = getattr(text_config, "max_position_embeddings", None) or 0
     starts = (tokenizer.bos_token_id, generation.bos_token_id, tokenizer.eos_token_id)
     return {
         "vocabulary": text_config.vocab_size,
-        "context": getattr(text_config, "max_position_embeddings", None),
+        "context": context if context > 0 else None,  # XLNet's is -1
         "end_tokens": sorted(set(ends if isinstance(ends, list) else [ends]) - {None}),
         # The tokens of an empty prompt.
         "start": tokenizer("").input_ids or [token for token in starts if token is not None][:1],

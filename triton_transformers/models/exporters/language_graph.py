@@ -148,7 +148,8 @@ def experts(
         states = linear(states, "down_proj", expert)
         if module.has_post_expert_norm:
             states = module.post_expert_norm(states)
-        total = total.index_add(0, tokens, states * top_k_weights[tokens, places, None])
+        weighted = states * top_k_weights[tokens, places, None]  # routers compute weights in 32 bits
+        total = total.index_add(0, tokens, weighted.to(total.dtype))
     return total
 
 

@@ -20,6 +20,7 @@ from shared.chat_template import ChatTemplate
 from shared.continuation import Logprobs, Options, Owner, Row
 from shared.lean_transformers import transformers
 from shared.packing import RunCost, cheapest_cut
+from shared.positions import context_of
 from shared.pretrained import rotary_context
 from shared.structure import DEAD_END, vocabulary
 from shared.structure_worker import new_compiler, xgrammar
@@ -30,6 +31,8 @@ SHORT, LONG = 8, 64
 # Cost for each step to read a token of the prompt again, padding or not, relative to its first cost: a fiftieth on a
 # CPU (GPT-2: 2.3 ms and 0.05 ms).
 READ_AGAIN = 0.02
+# In transformers, a batch changes what these generate: they take padding for text, and RWKV mixes the rows.
+ALONE = ("rwkv", "xlnet")
 
 
 class Decoder:
@@ -59,8 +62,7 @@ class Decoder:
         """Return the vocabulary, the context, the length up to which a row does not change others, and the device."""
         config = self.model.config.get_text_config(decoder=True)
         vocabulary = self.model.get_input_embeddings().num_embeddings
-        context = getattr(config, "max_position_embeddings", None)
-        return vocabulary, context, rotary_context(config), self.model.device
+        return vocabulary, context_of(self.model, config), rotary_context(config), self.model.device
 
     def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
         if not prompt:
@@ -104,6 +106,8 @@ class Decoder:
 
     def batches(self, rows: list[Row[Owner]]) -> list[list[Row[Owner]]]:
         """Split the rows into the cheapest batches: one more batch can cost less than padding to one long prompt."""
+        if self.model.config.model_type in ALONE:
+            return [[row] for row in rows]
         rows = sorted(rows, key=lambda row: len(row.prompt_tokens))
         steps = max((row.options.max_new_tokens for row in rows), default=0)
         cost = RunCost(self.step_cost * steps, self.token_cost * (1 + READ_AGAIN * steps))
