@@ -269,7 +269,7 @@ async def ask_pipeline(request: Request, system: System, body: HubBody) -> Respo
         return Response(base64.b64decode(answers[0]["audio"]), media_type="audio/wav")
     if seen and seen.question:
         return json_response([{"answer": text["generated_text"]} for text in answers[0]])
-    if seen:
+    if seen or (name == "image-to-text" and not is_batch):
         return json_response(description(request, answers[0]))
     if is_batch and task.is_flat:
         return json_response([one for answer in answers for one in answer])

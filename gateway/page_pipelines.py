@@ -33,6 +33,7 @@ TASKS = {
     "image-feature-extraction": Task("turns an image into vectors"),
     "image-segmentation": Task("finds the areas of an image", "masks"),
     "image-text-to-text": Task("continues a text about images", "text", "What is in the image?"),
+    "image-to-text": Task("describes images, or reads the text in them", "text"),
     "keypoint-matching": Task("finds the points that two images share"),
     "mask-generation": Task("cuts an image into objects", "masks"),
     "object-detection": Task("finds objects in an image", "boxes"),

@@ -30,6 +30,7 @@ ANSWERS: dict[str, Any] = {
     "summarization": [{"summary_text": "b"}],
     "token-classification": [],
     "image-text-to-text": [{"generated_text": "a cat"}],
+    "image-to-text": [{"generated_text": "a cat"}],
     "keypoint-matching": [],
 }
 
@@ -123,7 +124,7 @@ def test_question_about_an_image_becomes_a_chat(gateway: RunningGateway, triton:
     assert message["content"] == [{"type": "image", "image": ENCODED}, {"type": "text", "text": "What is it?"}]
 
 
-@pytest.mark.parametrize("system", ["image-text-to-text", "seer"])
+@pytest.mark.parametrize("system", ["image-text-to-text", "image-to-text", "seer"])
 def test_description_has_the_form_that_the_client_takes(gateway: RunningGateway, system: str) -> None:
     (described,) = send(gateway, system, IMAGE, "image/png").json
     assert described["generated_text"]

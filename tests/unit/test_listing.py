@@ -123,7 +123,8 @@ def test_docs_list_the_catalogue():
 
 
 def test_list_and_docs_have_a_small_model_for_each_task(listed):
-    assert {system.name: system.task for system in SMALL_MODELS} == {task: task for task in PIPELINE_TASKS}
+    tasks = PIPELINE_TASKS.keys() - {"image-to-text"}  # transformers 5 has models for chats with images instead
+    assert {system.name: system.task for system in SMALL_MODELS} == {task: task for task in tasks}
     documented = table("One model for each task", "docs/pipelines.md")
     lines = [line for line in listed().splitlines() if re.match(r"[\w-]+ +[\d.]+ GB ", line)]
     assert len(lines) == len(documented) == len(SMALL_MODELS)

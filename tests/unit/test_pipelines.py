@@ -23,7 +23,7 @@ from bench.small_models import byte_level, find_models
 from shared.pipeline_classes import open_pipeline
 from shared.pipeline_inputs import Inputs
 from shared.types import BadRequest
-from tests.support.checkpoints.pipelines import SMALL_PIPELINES, find_pipeline
+from tests.support.checkpoints.pipelines import SMALL_PIPELINES, TROCR, find_pipeline
 from tests.support.checkpoints.vision_language import save_vision_language
 from tests.support.python_backend import parameters
 from triton_transformers.corpus import MIXED
@@ -37,13 +37,14 @@ from triton_transformers.models.pipeline_answers import ANSWERS, defect
 from triton_transformers.models.pipeline_tasks import FASTER, PIPELINE_TASKS, TEXTS, pipeline_tasks_of
 from triton_transformers.models.record import read_record
 from triton_transformers.models.sources import Folder, Weights
+from triton_transformers.models.tasks import pipelines_of
 from triton_transformers.settings import ROOT, Settings, UserError
 
 PAGE = ROOT / "docs/pipelines.md"
 SEES = [(task, "Gemma3ForConditionalGeneration") for task in ("any-to-any", "image-text-to-text")]
 MODELS = [(small.task, small.architecture) for small in SMALL_PIPELINES] + SEES
 # The tasks that transformers has no pipeline for, or none without torchvision, or another form of requests.
-LACKING = (*TEXTS, "any-to-any", "image-text-to-text", "mask-generation")
+LACKING = (*TEXTS, "any-to-any", "image-text-to-text", "image-to-text", "mask-generation")
 
 
 def save(task: str, architecture: str, folder: Path) -> Path:
@@ -197,6 +198,35 @@ ARCHITECTURES = [
 @pytest.mark.parametrize(("architecture", "kind", "task"), ARCHITECTURES, ids=[row[0] for row in ARCHITECTURES])
 def test_architecture_has_the_task_of_transformers_lists(architecture, kind, task):
     assert pipeline_tasks_of(architecture, kind)[0] == task
+
+
+@pytest.mark.parametrize(
+    ("encoder", "tasks"),
+    [("vit", ["image-to-text"]), ("donut-swin", ["document-question-answering", "image-to-text"])],
+)
+def test_only_donut_answers_questions_about_documents(encoder, tasks):
+    config = {"architectures": ["VisionEncoderDecoderModel"], "model_type": "vision-encoder-decoder"}
+    assert pipelines_of(config | {"encoder": {"model_type": encoder}}) == tasks
+
+
+@pytest.mark.parametrize("small", [find_pipeline("image-to-text"), pytest.param(TROCR, marks=pytest.mark.slow)])
+def test_texts_of_images_are_those_that_the_model_generates(small, tmp_path):
+    weights, repository = small.save(tmp_path / "weights"), tmp_path / "models"
+    model = transformers.VisionEncoderDecoderModel.from_pretrained(weights)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
+    processor = transformers.AutoImageProcessor.from_pretrained(weights, backend="pil")
+    files = [png(0, 64, 48), png(1, 40, 90)]
+    pixels = [processor(Image.open(io.BytesIO(file)).convert("RGB"), return_tensors="pt") for file in files]
+    generated = [model.generate(**own, max_new_tokens=12, num_beams=2, do_sample=False) for own in pixels]
+    expected = [[{"generated_text": tokenizer.decode(own[0], skip_special_tokens=True)}] for own in generated]
+    assert expected[0] != expected[1]
+    options = {"generate_kwargs": {"max_new_tokens": 12, "num_beams": 2, "do_sample": False}}
+    requests = [tensors(inputs=file, parameters=options) for file in files]
+    with python_backend():
+        assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=str(repository), SOURCE=str(weights)))
+        served = ServedSystem("m", repository)
+        assert answers(served.alone(requests)) == answers(served.together(requests)) == expected
+        served.close()
 
 
 def test_every_task_of_transformers_is_served():

@@ -42,6 +42,7 @@ ANSWERS: dict[str, Any] = {
     "image-feature-extraction": Numbers(),
     "image-segmentation": Some({"label": TEXT, "mask": PNG}),
     "image-text-to-text": CONTINUED,
+    "image-to-text": [{"generated_text": TEXT}],
     "keypoint-matching": Some({"keypoint_image_0": POINT, "keypoint_image_1": POINT, "score": NUMBER}),
     "mask-generation": {"masks": Some(PNG), "scores": Some(NUMBER)},
     "object-detection": BOXES,

@@ -18,7 +18,7 @@ TRAITS = "examples"
 QUESTION_BYTES = 48
 # Parameters with which few examples take little time, have answers, and have the same ones each time.
 FEW_TOKENS = {"max_new_tokens": 8, "do_sample": False}
-GENERATES = ("any-to-any", "automatic-speech-recognition", "image-text-to-text")
+GENERATES = ("any-to-any", "automatic-speech-recognition", "image-text-to-text", "image-to-text")
 QUICK: dict[str, dict[str, Any]] = {
     "mask-generation": {"points_per_crop": 8},
     "object-detection": {"threshold": 0.05},
@@ -98,7 +98,7 @@ class Traits:
         """Return parameters for a load. Only a model that continues texts needs a limit to end."""
         if self.task == "text-generation":
             return self.required | {"max_new_tokens": new_tokens}
-        if self.task in ("any-to-any", "image-text-to-text"):
+        if self.task in ("any-to-any", "image-text-to-text", "image-to-text"):
             return self.required | {"generate_kwargs": {"max_new_tokens": new_tokens}}
         return self.required
 

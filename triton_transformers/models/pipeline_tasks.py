@@ -60,9 +60,13 @@ PIPELINE_TASKS = {
     "mask-generation": PipelineTask({"image": "image"}),
     "keypoint-matching": PipelineTask({"images": "images"}),
     "any-to-any": PipelineTask({**CHAT, "audio": "audio"}),
+    "image-to-text": PipelineTask({"image": "image"}),
     **{task: PipelineTask({"text": "text"}) for task in TEXTS},
     **FASTER,
 }
+# An encoder of images with a decoder of texts. With the encoder of Donut it answers questions, with others it only
+# describes or reads its images.
+IMAGES_TO_TEXTS, DONUT, DOCUMENTS = "VisionEncoderDecoderModel", "donut-swin", "document-question-answering"
 # More lists of transformers, by the end of their names, of the architectures that a pipeline takes beside its own.
 MORE_LISTS = {"image-segmentation": ("INSTANCE_SEGMENTATION", "UNIVERSAL_SEGMENTATION")}
 # The tasks that a checkpoint can do beside the one that it was made for: TASK chooses them.
@@ -81,8 +85,8 @@ def pipeline_tasks_of(architecture: str, model_type: str) -> list[str]:
     network = getattr(transformers, architecture, None)
     if all(hasattr(network, method) for method in SOUND_FEATURES):
         return ["zero-shot-audio-classification"]
-    if architecture == "VisionEncoderDecoderModel":  # Donut is not in the list of its task
-        return ["document-question-answering"]
+    if architecture == IMAGES_TO_TEXTS:  # in no list of its tasks
+        return [DOCUMENTS, "image-to-text"]
     found = []
     supported: dict[str, Any] = SUPPORTED_TASKS
     for task, entry in supported.items():

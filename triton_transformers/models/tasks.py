@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 
 from triton_transformers.kinds import TOKEN_COUNT
 from triton_transformers.models.adapters import adapter_folders
-from triton_transformers.models.pipeline_tasks import FASTER, PIPELINE_TASKS, pipeline_tasks_of
+from triton_transformers.models.pipeline_tasks import (
+    DOCUMENTS,
+    DONUT,
+    FASTER,
+    IMAGES_TO_TEXTS,
+    PIPELINE_TASKS,
+    pipeline_tasks_of,
+)
 from triton_transformers.settings import UserError
 
 Axes = tuple[str | int, ...]
@@ -231,6 +238,9 @@ def pipelines_of(config: dict[str, Any]) -> list[str]:
     """Return the tasks of the pipelines that take the model, the likeliest first."""
     name, kind = next(iter(architectures_of(config)), ""), config.get("model_type")
     tasks = pipeline_tasks_of(name, kind) if isinstance(kind, str) else []
+    encoder = config.get("encoder")
+    if name == IMAGES_TO_TEXTS and (not isinstance(encoder, dict) or encoder.get("model_type") != DONUT):
+        tasks = [task for task in tasks if task != DOCUMENTS]
     tuned_for = list(config.get("task_specific_params") or ())
     return sorted(tasks, key=lambda task: [task] != tuned_for)
 
@@ -245,6 +255,13 @@ def needs_pipeline(task: str, config: dict[str, Any]) -> bool:
         return task in PIPELINE_TASKS
     known = any(task_of_architecture(name) == task for name in architectures_of(config))
     return task in pipelines_of(config) and (bool(config.get("is_encoder_decoder")) or not known)
+
+
+def type_of_architecture(name: str) -> str:
+    """Return the model_type of an architecture of transformers, or "" for the name of another."""
+    import transformers
+
+    return getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", "")
 
 
 def takes_images(architecture: str) -> bool:

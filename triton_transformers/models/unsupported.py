@@ -91,7 +91,7 @@ FILES = {
     "model_index.json": f"a pipeline of diffusers, which is not served here; {LIST}",
 }
 # Names of tasks on the Hub that transformers 5 has under another name.
-TASKS = {"image-to-text": "image-text-to-text", "text-to-speech": "text-to-audio"}
+TASKS = {"text-to-speech": "text-to-audio"}
 # The modules of sentence-transformers that are served, by the kind of the model.
 MODULES = {
     "SentenceTransformer": {"Pooling", "Dense", "LayerNorm", "Normalize", "Dropout", "CNN", "WeightedLayerPooling"},

@@ -168,6 +168,10 @@ def captions() -> Any:
     return transformers.BlipProcessor(transformers.BlipImageProcessor(size=SQUARE), wordpiece())
 
 
+def reads_lines() -> Any:
+    return transformers.TrOCRProcessor(transformers.ViTImageProcessor(size=SQUARE), generates())
+
+
 def chats() -> Any:
     tokenizer = decoder()
     tokenizer.add_tokens(["Yes", "No"])
@@ -201,6 +205,11 @@ CLAP = {
     "audio_config": {"hidden_size": 64, "patch_embeds_hidden_size": 8, "depths": [1, 1, 1, 1],
                      "num_attention_heads": [1, 1, 1, 1], "window_size": 4, "projection_dim": 16},
     "projection_dim": 16,
+}  # fmt: skip
+WRITES = {"vocab_size": 600, "is_decoder": True, "add_cross_attention": True, "eos_token_id": 2, "bos_token_id": 1}
+SEES_AND_WRITES = {
+    "encoder": TOWERS["vision_config"] | {"model_type": "vit"}, "decoder_start_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0, "tie_word_embeddings": False,
 }  # fmt: skip
 STARTS = {"decoder_start_token_id": 1, "forced_eos_token_id": 2}
 
@@ -264,6 +273,9 @@ SMALL_PIPELINES = (
                   (image_processor("SamImageProcessor", size={"longest_edge": 64}, pad_size={"height": 64, "width": 64},
                                    mask_size={"longest_edge": 16}, mask_pad_size={"height": 16, "width": 16}),)),
     SmallPipeline("image-text-to-text", "BlipForConditionalGeneration", SEEING, (captions,)),
+    SmallPipeline("image-to-text", "VisionEncoderDecoderModel", SEES_AND_WRITES | {
+        "decoder": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 300} | WRITES,
+    }, (generates, image_processor("ViTImageProcessor", size=SQUARE))),
     SmallPipeline("keypoint-matching", "LightGlueForKeypointMatching",
                   {"keypoint_detector_config": {"model_type": "superpoint", "encoder_hidden_sizes": [8, 8, 16, 16],
                                                 "decoder_hidden_size": 16, "keypoint_decoder_dim": 65,
@@ -280,6 +292,19 @@ SMALL_PIPELINES = (
     SmallPipeline("text2text-generation", "T5ForConditionalGeneration",
                   {"decoder_start_token_id": 0, "num_layers": 3, "num_decoder_layers": 1}, (generates,)),
 )  # fmt: skip
+
+# Another decoder, and a processor that transformers' own pipelines take.
+TROCR = SmallPipeline(
+    "image-to-text",
+    "VisionEncoderDecoderModel",
+    SEES_AND_WRITES
+    | {
+        "decoder": {"model_type": "trocr", "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4}
+        | {"decoder_ffn_dim": 64, "cross_attention_hidden_size": 32, "max_position_embeddings": 300}
+        | WRITES
+    },
+    (reads_lines,),
+)
 
 
 def find_pipeline(task: str, architecture: str = "") -> SmallPipeline:

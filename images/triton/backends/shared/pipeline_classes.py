@@ -197,10 +197,40 @@ def image_text_to_text() -> Any:
     return ImageText
 
 
+def image_to_text() -> Any:
+    base: Any = transformers.Pipeline
+
+    class ImageToText(base):
+        """Describes images as transformers 4 did: those of transformers 5 also ask for a text and a processor."""
+
+        _pipeline_calls_generate = True
+        _load_tokenizer = _load_image_processor = True
+        _load_processor = _load_feature_extractor = False
+        _default_generation_config = transformers.GenerationConfig(max_new_tokens=256)
+
+        def _sanitize_parameters(self, generate_kwargs: Any = None, **generate: Any) -> Any:
+            return {}, generate | (generate_kwargs or {}), {}
+
+        def preprocess(self, image: Any) -> Any:
+            return self.image_processor(images=image, return_tensors="pt").to(self.dtype)
+
+        def _forward(self, inputs: Any, **generate: Any) -> Any:
+            generated = self.model.generate(**inputs, **self._prepare_generate_kwargs(generate))
+            rows = len(inputs["pixel_values"])
+            return {"texts": generated.reshape(rows, len(generated) // rows, -1)}
+
+        def postprocess(self, outputs: Any) -> Any:
+            texts = self.tokenizer.batch_decode(outputs["texts"][0], skip_special_tokens=True)
+            return [{"generated_text": text} for text in texts]
+
+    return ImageToText
+
+
 OWN = {
     "any-to-any": any_to_any,
     "automatic-speech-recognition": speech_recognition,
     "image-text-to-text": image_text_to_text,
+    "image-to-text": image_to_text,
     "text-to-audio": text_to_audio,
     "video-classification": video_classification,
 }
