@@ -51,7 +51,11 @@ CASES = {
         "has several GGUF files (model.F16.gguf, model.Q4_K_M.gguf): set SOURCE to a folder with one of them"),
     "empty folder": ({}, {}, "has no config.json: name a folder that save_pretrained wrote"),
     "config of something else": (TOKENIZED | {"config.json": {"epochs": 3}}, {},
-        "is no model of transformers: its config.json names no model_type"),
+        'its config.json names no model_type. Add it there (the type of its network, such as "bert"), or name a fold'),
+    "architecture without its type": (TOKENIZED | {"config.json": {"architectures": ["BertForMaskedLM"]}}, {},
+        'its config.json names no model_type. Add it there ("bert", the type of BertForMaskedLM), or name a folder'),
+    "class as the type": (TOKENIZED | {"config.json": {"model_type": "SegformerForSemanticSegmentation"}}, {},
+        "is SegformerForSemanticSegmentation, the name of a class: set it to segformer, the type of that class"),
     "modules that are no list": (TOKENIZED | {"config.json": BERT, "modules.json": [{}]}, {}, "lists no modules"),
     "module in another folder": (TOKENIZED | {"config.json": BERT, "modules.json": [TRANSFORMER | {"path": "../.."}]},
         {}, "has a module in '../..', which is another folder"),
@@ -169,7 +173,11 @@ def test_damaged_model_is_refused_in_one_sentence(tmp_path, spoil, sentence):
 @pytest.mark.parametrize(
     ("file", "keys", "unread"),
     [
-        ("1_Pooling/config.json", {"pooling_mode_newest": True}, "config.json sets pooling_mode_newest"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_newest": True},
+            ": 1_Pooling/config.json sets pooling_mode_newest",
+        ),
         ("config_sentence_transformers.json", {"newest": 1}, "config_sentence_transformers.json sets newest"),
         ("sentence_bert_config.json", {"newest": 1}, "sentence_bert_config.json sets newest"),
     ],

@@ -65,12 +65,14 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
         # Set before torch is imported: that may start Neuron's runtime, which takes all the cores that it sees.
         os.environ["NEURON_RT_VISIBLE_CORES"] = f"{target.cores[0]}-{target.cores[-1]}"
     # Here, because it imports packages that may be absent where all systems are in place already.
+    from triton_transformers.models.config_completion import completed
     from triton_transformers.models.exporters.quantized import as_checkpoint
 
     with (
         open_weights(system.source, settings, repository) as stored,
         tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as folder,
-        as_checkpoint(stored, Path(folder)) as (weights, converted),
+        as_checkpoint(stored, Path(folder)) as (checkpoint, converted),
+        completed(checkpoint, Path(folder), system.task) as weights,
         open_draft(system.draft, settings, repository) as draft,
     ):
         job = replace(plan(system, weights, Path(folder), settings), draft=draft)
@@ -167,6 +169,8 @@ def reason(error: Exception) -> str:
     calls = [(frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name) for frame in frames]
     library = next((package for package, _ in reversed(calls) if package in LIBRARIES), "its library")
     failure = f"{type(error).__name__} in {library}"
+    if type(error).__module__.startswith("shared."):  # of our backends, with sentences for people
+        return str(error)
     if isinstance(error, ImportError):  # whose first sentence names the package
         return f"{' '.join(str(error).split()).partition('. ')[0]}. Choose another model ({LIST})"
     if "Unrecognized configuration class" in str(error):

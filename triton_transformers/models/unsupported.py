@@ -38,6 +38,7 @@ from triton_transformers.models.tasks import (
     task_of,
     task_of_architecture,
     transformers_of,
+    type_of_architecture,
 )
 from triton_transformers.settings import UserError
 
@@ -150,13 +151,14 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> list[str]:
         check_modules(name, weights, trust_remote_code)
         return [key for folder in folders for key in check_model(name, folder, trust_remote_code)]
     config = read_json(name, weights / "config.json")
-    kind = config.get("model_type")
+    kind, architecture = config.get("model_type"), next(iter(architectures_of(config)), "")
     if not isinstance(kind, str) or not kind:
+        own = type_of_architecture(architecture)
+        instead = f'"{own}", the type of {architecture}' if own else 'the type of its network, such as "bert"'
         raise UserError(
-            f"{name} is no model of transformers: its config.json names no model_type. Name a folder that "
-            "save_pretrained wrote"
+            f"{name} is no model of transformers: its config.json names no model_type. Add it there ({instead}), or "
+            "name a folder that save_pretrained wrote"
         )
-    architecture = next(iter(architectures_of(config)), "")
     check_precision(name, config, task_of_architecture(architecture))
     has_pipeline = task_of_architecture(architecture) == IMAGE_TEXT or needs_pipeline(pipeline_task(config), config)
     if not has_pipeline and (purpose := purpose_of(architecture, kind)):
@@ -247,6 +249,11 @@ def class_of(name: str, config: dict[str, Any], weights: Path, trust_remote_code
         return CONFIG_MAPPING[kind]
     if own:
         raise UserError(f"{name} {needs_code(own)}")
+    if meant := type_of_architecture(kind):
+        raise UserError(
+            f"{name}: the model_type in its config.json is {kind}, the name of a class: set it to {meant}, the type of "
+            "that class, and architectures to the class"
+        )
     raise UserError(
         f"{name} is of the type {kind}, which transformers {__version__} does not know: it may need a newer release, "
         f"which is not available here yet. Choose another model ({LIST})"
@@ -330,23 +337,24 @@ def check_modules(name: str, weights: Path, trust_remote_code: bool) -> None:
     ]
     if unknown:
         raise UserError(f"{name} is a {kind} of {', '.join(unknown)}, which is not served here ({LIST})")
-    check_words(name, own, settings, ["BaseModel", kind])
+    check_words(name, own.name, settings, ["BaseModel", kind])
     for module in modules:
         path = module.folder / DESCRIPTIONS.get(module.name, "config.json")
         if path != weights / "config.json":
             bases = TRANSFORMERS if module.name in TRANSFORMERS else (module.name,)  # one is a base of the other
-            check_words(name, path, read_json(name, path), [*bases])
+            file = str(path.relative_to(weights))
+            check_words(name, file, read_json(name, path, file), [*bases])
     for entry in entries:
-        check_words(name, weights / "modules.json", entry, ["BaseModel"])
+        check_words(name, "modules.json", entry, ["BaseModel"])
 
 
-def check_words(name: str, path: Path, content: dict[str, Any], classes: list[str]) -> None:
+def check_words(name: str, file: str, content: dict[str, Any], classes: list[str]) -> None:
     """Raise if a key in a file of sentence-transformers occurs nowhere in the code of the classes that read it."""
     code = "".join(text for text in library_sources() if any(f"class {of_class}(" in text for of_class in classes))
     words = {word for groups in re.findall(r"[\"'](\w+)[\"']|\b(\w+): ", code) for word in groups}
     if unread := [key for key, value in content.items() if not is_empty(value) and key not in words]:
         raise UserError(
-            f"{name}: {path.name} sets {', '.join(unread)}, which the installed sentence-transformers does not read, "
+            f"{name}: {file} sets {', '.join(unread)}, which the installed sentence-transformers does not read, "
             "so that answers would be wrong without notice: choose a checkpoint that an earlier release saved"
         )
 
@@ -487,11 +495,12 @@ def read_parts(name: str, weights: Path, noun: str, trust_remote_code: bool) -> 
     return parts[0], parts[1]
 
 
-def read_json(name: str, path: Path) -> dict[str, Any]:
+def read_json(name: str, path: Path, file: str = "") -> dict[str, Any]:
+    """Return the content of a file, which messages call `file`: that of a module has a folder before its name."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise UserError(f"{name}: {path.name} is not a JSON object. Name a folder that save_pretrained wrote")
+        raise UserError(f"{name}: {file or path.name} is not a JSON object. Name a folder that save_pretrained wrote")
     return content

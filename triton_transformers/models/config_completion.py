@@ -1,0 +1,146 @@
+"""Complete a config.json that lacks the class of the model, or names it otherwise than transformers does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from triton_transformers.models.pipeline_tasks import names_in, pipeline_tasks_of
+from triton_transformers.models.silence import quiet
+from triton_transformers.models.sources import Weights
+from triton_transformers.models.tasks import (
+    LIST,
+    architectures_of,
+    is_multi_vector,
+    task_of_architecture,
+    type_of_architecture,
+)
+from triton_transformers.models.unsupported import HEADLESS, INDEX, SINGLE, own_code, read_json
+from triton_transformers.settings import UserError
+
+# Where several classes have the weights' names, the kind that people expect, the first one first. Kinds are those of
+# transformers' MODEL_FOR_<kind>_MAPPING_NAMES; all others come after these, and the class without a head is the last.
+FIRST_KINDS = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "CAUSAL_LM")
+# Kinds that nobody asks for without naming them: their classes would win over the served class of the same weights.
+OTHER_KINDS = ("PRETRAINING", "NEXT_SENTENCE_PREDICTION", "MULTIPLE_CHOICE")
+OLD_NAMES = {"T5WithLMHeadModel": "T5ForConditionalGeneration"}  # of transformers 2 and 3
+
+
+@contextlib.contextmanager
+def completed(weights: Weights, folder: Path, task: str) -> Iterator[Weights]:
+    """Yield the weights with a config.json that names its class and its labels as transformers reads them.
+
+    The folder of a user stays as it is: links to its files lie beside `folder`.
+    """
+    config = read_json(weights.name, weights.folder / "config.json")
+    changes: dict[str, Any] = {}
+    if architecture := completed_architecture(weights, config, task):
+        changes["architectures"] = [architecture]
+    labels = config.get("id2label")
+    if isinstance(labels, dict) and not all(isinstance(label, str) for label in labels.values()):
+        changes["id2label"] = {number: str(label) for number, label in labels.items()}
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name) as links:
+        if changes and not weights.movable:
+            shutil.copytree(weights.folder, links, copy_function=os.symlink, dirs_exist_ok=True)
+            weights = replace(weights, folder=Path(links))
+            (weights.folder / "config.json").unlink()
+        if changes:
+            (weights.folder / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
+        yield weights
+
+
+def completed_architecture(weights: Weights, config: dict[str, Any], task: str) -> str:
+    """Return the class of transformers that config.json should name, or "" if it names one, or the model's own code.
+
+    Raise UserError if it names a class of other code, or of another type, whose weights no class of the type has.
+    """
+    import transformers
+
+    kind, named = config.get("model_type"), next(iter(architectures_of(config)), "")
+    if not isinstance(kind, str) or not (classes := classes_of(kind)):
+        return ""
+    has_weights = any((weights.folder / file).is_file() for file in (SINGLE, INDEX))
+    if not has_weights or own_code(config) or is_multi_vector(weights.folder, config):
+        return ""
+    if not named or (named == classes[-1] and config.get("is_encoder_decoder")):  # pipelines load a tied head, too
+        fitting = fitting_class(weights.folder, classes)
+        return fitting if fitting != named else ""
+    own = OLD_NAMES.get(named, named).lower()
+    if same := next((name for name in classes if name.lower() == own), ""):
+        return same if same != named else ""
+    own_type = type_of_architecture(named)
+    if own_type == kind:  # a class that no list has
+        return ""
+    fitting = fitting_class(weights.folder, [name for name in classes if not task or is_for(name, task, kind)])
+    if own_type:
+        if not fitting:
+            raise UserError(
+                f"{weights.name} has weights of no {kind}, which is the model_type in its config.json, although its "
+                f"architecture there is {named}: set the model_type to {own_type} if the weights are of "
+                f"that class, or choose another model ({LIST})"
+            )
+        return fitting
+    if task and fitting:
+        return fitting
+    instead = f", or set TASK if the model computes as {fitting} does, whose weights it has" if fitting else ""
+    raise UserError(
+        f"{weights.name} is of the architecture {named}, which transformers {transformers.__version__} does not have, "
+        f"so that its code is not here: choose another model ({LIST}){instead}"
+    )
+
+
+def is_for(name: str, task: str, model_type: str) -> bool:
+    if task in HEADLESS:
+        return name == classes_of(model_type)[-1]
+    return task == task_of_architecture(name) or task in pipeline_tasks_of(name, model_type)
+
+
+def classes_of(model_type: str) -> list[str]:
+    """Return transformers' classes for a type of models, the likeliest first and the one without a head last."""
+    from transformers.models.auto import modeling_auto
+
+    suffix, before = "_MAPPING_NAMES", "MODEL_FOR_"
+    kinds = [
+        name.removesuffix(suffix).removeprefix(before)
+        for name in vars(modeling_auto)
+        if name.startswith(before) and name.endswith(suffix)
+    ]
+    kinds.sort(key=lambda kind: FIRST_KINDS.index(kind) if kind in FIRST_KINDS else len(FIRST_KINDS))
+    lists = [getattr(modeling_auto, f"{before}{kind}{suffix}") for kind in kinds if kind not in OTHER_KINDS]
+    found = dict.fromkeys(names_in(lists, model_type))
+    for bare in names_in([modeling_auto.MODEL_MAPPING_NAMES], model_type):
+        found.pop(bare, None)
+        found[bare] = None
+    return list(found)
+
+
+def fitting_class(weights: Path, classes: list[str]) -> str:
+    """Return the class that needs no other weights than these and reads the most of them, or "".
+
+    The networks are built without memory.
+    """
+    import transformers
+
+    unread: dict[str, int] = {}
+    for name in classes:
+        network: Any = getattr(transformers, name)
+        try:
+            with quiet():
+                _, loaded = network.from_pretrained(
+                    weights, device_map="meta", output_loading_info=True, local_files_only=True,
+                    ignore_mismatched_sizes=True, use_safetensors=True,
+                )  # fmt: skip
+        except Exception:  # damaged files make transformers raise anything: later checks report them
+            continue
+        reads_pooler = "SequenceClassification" in name
+        missing = [key for key in loaded["missing_keys"] if reads_pooler or "pooler" not in key]
+        if not missing and not loaded["mismatched_keys"]:
+            unread[name] = len(loaded["unexpected_keys"])
+    return min(unread, key=unread.__getitem__, default="")
