@@ -23,7 +23,7 @@ from bench.small_models import byte_level, find_models
 from shared.pipeline_classes import open_pipeline
 from shared.pipeline_inputs import Inputs
 from shared.types import BadRequest
-from tests.support.checkpoints.pipelines import SMALL_PIPELINES, TROCR, find_pipeline
+from tests.support.checkpoints.pipelines import SMALL_PIPELINES, TROCR, SmallPipeline, find_pipeline
 from tests.support.checkpoints.vision_language import save_vision_language
 from tests.support.python_backend import parameters
 from triton_transformers.corpus import MIXED
@@ -227,6 +227,22 @@ def test_texts_of_images_are_those_that_the_model_generates(small, tmp_path):
         served = ServedSystem("m", repository)
         assert answers(served.alone(requests)) == answers(served.together(requests)) == expected
         served.close()
+
+
+def test_tokenizer_of_characters_is_served_by_a_pipeline(tmp_path, capsys):
+    """It has no file, and no fast version."""
+    sizes = {"num_hash_buckets": 128, "downsampling_rate": 4, "local_transformer_stride": 16}
+    small = SmallPipeline("text-classification", "CanineForSequenceClassification", sizes, ())
+    weights, repository = small.save(tmp_path / "weights"), tmp_path / "models"
+    texts = ["calm sea", "a very cross and rather long text"]
+    pipe = transformers.pipeline("text-classification", model=str(weights), device="cpu")
+    with python_backend():
+        assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=str(repository), SOURCE=str(weights)))
+        served = ServedSystem("m", repository)
+        requests = [tensors(inputs=text.encode()) for text in texts]
+        assert is_same(answers(served.together(requests)), [pipe(text) for text in texts], 1e-4)
+        served.close()
+    assert "its CanineTokenizer has no fast version" in " ".join(capsys.readouterr().err.split())
 
 
 def test_every_task_of_transformers_is_served():

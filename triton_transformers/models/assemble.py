@@ -81,16 +81,17 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
             try:
                 outcome = run_recipe(recipe, job, weights.name)
             except FormatUnavailable as error:
-                if system.format or draft or not recipe.fallback:
-                    instead = f". FORMAT={recipe.fallback} serves it with transformers" if recipe.fallback else ""
+                fallback = error.instead if error.instead in recipe.formats else ""
+                if system.format or draft or not fallback:
+                    instead = f". FORMAT={fallback} serves it with transformers" if fallback else ""
                     raise UserError(
                         f"{weights.name} cannot be served as {job.task}, FORMAT={job.format}: {error}{instead}"
                     ) from error
-                instead = f"It is served by transformers instead (FORMAT={recipe.fallback})"
+                instead = f"It is served by transformers instead (FORMAT={fallback})"
                 err.print(f"{system.name}: {escape(str(error))}. {instead}")
                 shutil.rmtree(job.folder)
                 job.folder.mkdir()
-                job = replace(job, format=recipe.fallback)
+                job = replace(job, format=fallback)
                 outcome = run_recipe(recipe, job, weights.name)
         if not system.format:
             outcome = outcome.join(Outcome(facts={DEFAULT: settings.profile}))

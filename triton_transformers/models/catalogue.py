@@ -31,6 +31,10 @@ def runs_on(form: str, profile: str) -> bool:
 class FormatUnavailable(UserError):
     """A recipe cannot make this format of a model, and the model may be fine in another one."""
 
+    def __init__(self, reason: str, instead: str = "python") -> None:
+        super().__init__(reason)
+        self.instead = instead
+
 
 @dataclass(frozen=True)
 class Job:
@@ -90,11 +94,6 @@ class Recipe:
     neuron: bool = False  # PROFILE=neuron compiles the model, instead of making one of the formats
     # Increase it with each change of what the recipe makes: `make models` then assembles older systems again.
     version: str = "1"
-
-    @property
-    def fallback(self) -> str:
-        """Return the format to make if `assemble` raises FormatUnavailable for the default, or ""."""
-        return "python" if "python" in self.formats else ""
 
     def default_format(self, profile: str) -> str:
         return next(form for form in self.formats if runs_on(form, profile))

@@ -102,6 +102,8 @@ MODULES = {
 }
 # The processor that turns inputs into tensors -> its main file, and these inputs.
 PROCESSORS = {"tokenizer": ("tokenizer.json", "texts"), "image processor": ("preprocessor_config.json", "images")}
+# Types whose tokenizers read the characters or bytes of a text, and no file.
+WITHOUT_FILES = ("canine", "perceiver")
 # Tasks that any model can do without its head, and those that share one head.
 HEADLESS = (
     "feature-extraction",
@@ -461,7 +463,7 @@ def check_task(name: str, weights: Path, task: str, trust_remote_code: bool) -> 
             raise UserError(f"{name} is a {architecture}, which is for TASK={own} and not for TASK={task}")
     for noun, patterns in processors_of(task).items():
         file, inputs = PROCESSORS[noun]
-        if not has_files(patterns, weights):
+        if not has_files(patterns, weights) and kind not in WITHOUT_FILES:
             raise UserError(
                 f"{name} has no {noun} ({file}), which TASK={task} requires: save the model's own there too, with "
                 f"save_pretrained(folder), or choose a model for {inputs}"

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 import transformers
 
-from triton_transformers.models.catalogue import Job
+from triton_transformers.models.catalogue import FormatUnavailable, Job
 from triton_transformers.models.exporters.onnx_export import export, load_original
 from triton_transformers.models.exporters.references import find_answer
 from triton_transformers.models.exporters.served import Tensors
+from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.models.tasks import TEXT_TASKS, TextTask, activation
 from triton_transformers.settings import UserError
 
@@ -65,9 +66,9 @@ class TextModel:
     def hugging_face_tokenizer(self) -> transformers.PreTrainedTokenizerFast:
         tokenizer = self.load_tokenizer()
         if not tokenizer.is_fast:
-            raise UserError(
-                f"{self.job.system}: its {type(tokenizer).__name__} has no fast version in transformers, and only fast "
-                "tokenizers can be served"
+            raise FormatUnavailable(
+                f"its {type(tokenizer).__name__} has no fast version, and only transformers' pipelines do without one",
+                instead=PIPELINE,
             )
         return tokenizer
 
