@@ -97,13 +97,14 @@ def test_architecture_of_another_name_is_found(tmp_path, saved, named, expected)
     assert architecture_of(source) == expected
 
 
+SPEECH = {"architectures": ["BertForSpeech"]}
 REFUSED = [
-    ({"architectures": ["BertForSpeech"]}, "", "is of the architecture BertForSpeech, which transformers 5"),
-    ({"architectures": ["BertForSpeech"]}, "", "or set TASK if the model computes as BertForMaskedLM does, whose w"),
-    ({"architectures": ["BertForSpeech"]}, "text-classification", "is of the architecture BertForSpeech, which trans"),
-    ({"architectures": ["MarianMTModel"], "model_type": "bart"}, "",
-     "has weights of no bart, which is the model_type in its config.json, although its architecture there is Marian"),
-]  # fmt: skip
+    (SPEECH, "", "has the architecture BertForSpeech in its config.json, which is not in transformers 5"),
+    (SPEECH, "", "Its weights fit BertForMaskedLM: set TASK if it computes as that does, or choose another model"),
+    (SPEECH, "text-classification", "Its weights are those of no bert in transformers: correct the file if it is wro"),
+    ({"architectures": ["BertWithMore"], "vocab_size": 61}, "", "Its weights are those of no bert in transformers: c"),
+    ({"architectures": ["MarianMTModel"], "model_type": "bart"}, "", "is of the type marian and not bart. Its weights"),
+]
 
 
 @pytest.mark.parametrize(("changes", "task", "sentence"), REFUSED)

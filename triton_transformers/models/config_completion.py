@@ -50,8 +50,8 @@ def completed(weights: Weights, folder: Path, task: str) -> Iterator[Weights]:
         if changes and not weights.movable:
             shutil.copytree(weights.folder, links, copy_function=os.symlink, dirs_exist_ok=True)
             weights = replace(weights, folder=Path(links))
-            (weights.folder / "config.json").unlink()
         if changes:
+            (weights.folder / "config.json").unlink()  # it may be a link to that of a user
             (weights.folder / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
         yield weights
 
@@ -78,21 +78,17 @@ def completed_architecture(weights: Weights, config: dict[str, Any], task: str) 
     own_type = type_of_architecture(named)
     if own_type == kind:  # a class that no list has
         return ""
-    fitting = fitting_class(weights.folder, [name for name in classes if not task or is_for(name, task, kind)])
-    if own_type:
-        if not fitting:
-            raise UserError(
-                f"{weights.name} has weights of no {kind}, which is the model_type in its config.json, although its "
-                f"architecture there is {named}: set the model_type to {own_type} if the weights are of "
-                f"that class, or choose another model ({LIST})"
-            )
+    classes = [name for name in classes if not task or is_for(name, task, kind)]
+    fitting = fitting_class(weights.folder, classes, whole=task not in HEADLESS)
+    if fitting and (own_type or task):
         return fitting
-    if task and fitting:
-        return fitting
-    instead = f", or set TASK if the model computes as {fitting} does, whose weights it has" if fitting else ""
+    code = f"of the type {own_type} and not {kind}" if own_type else f"not in transformers {transformers.__version__}"
+    instead = f"Its weights are those of no {kind} in transformers: correct the file if it is wrong"
+    if fitting:
+        instead = f"Its weights fit {fitting}: set TASK if it computes as that does"
     raise UserError(
-        f"{weights.name} is of the architecture {named}, which transformers {transformers.__version__} does not have, "
-        f"so that its code is not here: choose another model ({LIST}){instead}"
+        f"{weights.name} has the architecture {named} in its config.json, which is {code}. {instead}, or "
+        f"choose another model ({LIST})"
     )
 
 
@@ -121,10 +117,10 @@ def classes_of(model_type: str) -> list[str]:
     return list(found)
 
 
-def fitting_class(weights: Path, classes: list[str]) -> str:
+def fitting_class(weights: Path, classes: list[str], whole: bool = False) -> str:
     """Return the class that needs no other weights than these and reads the most of them, or "".
 
-    The networks are built without memory.
+    With `whole`, it must read all of them. The networks are built without memory.
     """
     import transformers
 
@@ -141,6 +137,6 @@ def fitting_class(weights: Path, classes: list[str]) -> str:
             continue
         reads_pooler = "SequenceClassification" in name
         missing = [key for key in loaded["missing_keys"] if reads_pooler or "pooler" not in key]
-        if not missing and not loaded["mismatched_keys"]:
+        if not missing and not loaded["mismatched_keys"] and not (whole and loaded["unexpected_keys"]):
             unread[name] = len(loaded["unexpected_keys"])
     return min(unread, key=unread.__getitem__, default="")
