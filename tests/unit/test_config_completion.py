@@ -99,6 +99,7 @@ def test_architecture_of_another_name_is_found(tmp_path, saved, named, expected)
 
 SPEECH = {"architectures": ["BertForSpeech"]}
 REFUSED = [
+    ({"architectures": ["BertModel", "BertForMaskedLM"], "model_type": None}, "", '("bert", the type of BertModel)'),
     (SPEECH, "", "has the architecture BertForSpeech in its config.json, which is not in transformers 5"),
     (SPEECH, "", "Its weights fit BertForMaskedLM: set TASK if it computes as that does, or choose another model"),
     (SPEECH, "text-classification", "Its weights are those of no bert in transformers: correct the file if it is wro"),

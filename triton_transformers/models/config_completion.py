@@ -67,7 +67,8 @@ def completed_architecture(weights: Weights, config: dict[str, Any], task: str) 
     if not isinstance(kind, str) or not (classes := classes_of(kind)):
         return ""
     has_weights = any((weights.folder / file).is_file() for file in (SINGLE, INDEX))
-    if not has_weights or own_code(config) or is_multi_vector(weights.folder, config):
+    is_of_other_library = (weights.folder / "modules.json").exists() or is_multi_vector(weights.folder, config)
+    if not has_weights or own_code(config) or is_of_other_library:
         return ""
     if not named or (named == classes[-1] and config.get("is_encoder_decoder")):  # pipelines load a tied head, too
         fitting = fitting_class(weights.folder, classes)
