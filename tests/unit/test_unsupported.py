@@ -152,7 +152,10 @@ def test_kind_of_model_is_named(tmp_path, kind, architecture, purpose):
     ("spoil", "sentence"),
     [
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "it does not load (SafetensorError in"),
-        (lambda folder: change(folder, "config.json", hidden_size=64), "is damaged, of two models, or made with other code"),
+        (
+            lambda folder: change(folder, "config.json", hidden_size=64),
+            "is damaged, of two models, or made with other code",
+        ),
         (lambda folder: change(folder, "config.json", num_attention_heads=5), "it does not load (ValueError in"),
         (lambda folder: change(folder, "config.json", id2label=3), "its configuration does not load in transformers"),
         (lambda folder: (folder / "config.json").write_text("[" * 9999), "config.json is not a JSON object"),

@@ -22,7 +22,14 @@ from triton_transformers.models.tasks import (
     task_of_architecture,
     type_of_architecture,
 )
-from triton_transformers.models.unsupported import HEADLESS, INDEX, SINGLE, own_code, read_json
+from triton_transformers.models.unsupported import (
+    HEADLESS,
+    INDEX,
+    SINGLE,
+    compare_weights,
+    own_code,
+    read_json,
+)
 from triton_transformers.settings import UserError
 
 # Where several classes have the weights' names, the kind that people expect, the first one first. Kinds are those of
@@ -121,23 +128,17 @@ def classes_of(model_type: str) -> list[str]:
 def fitting_class(weights: Path, classes: list[str], whole: bool = False) -> str:
     """Return the class that needs no other weights than these and reads the most of them, or "".
 
-    With `whole`, it must read all of them. The networks are built without memory.
+    With `whole`, it must read all of them.
     """
     import transformers
 
-    unread: dict[str, int] = {}
+    left_over: dict[str, int] = {}
     for name in classes:
-        network: Any = getattr(transformers, name)
         try:
             with quiet():
-                _, loaded = network.from_pretrained(
-                    weights, device_map="meta", output_loading_info=True, local_files_only=True,
-                    ignore_mismatched_sizes=True, use_safetensors=True,
-                )  # fmt: skip
+                found = compare_weights(getattr(transformers, name), weights)
         except Exception:  # damaged files make transformers raise anything: later checks report them
             continue
-        reads_pooler = "SequenceClassification" in name
-        missing = [key for key in loaded["missing_keys"] if reads_pooler or "pooler" not in key]
-        if not missing and not loaded["mismatched_keys"] and not (whole and loaded["unexpected_keys"]):
-            unread[name] = len(loaded["unexpected_keys"])
-    return min(unread, key=unread.__getitem__, default="")
+        if not found.missing and not found.different and not (whole and found.left_over):
+            left_over[name] = len(found.left_over)
+    return min(left_over, key=left_over.__getitem__, default="")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton_transformers.models.adapters import adapter_folders, check_adapters
 from triton_transformers.models.config_keys import is_empty, unread_keys
@@ -393,11 +393,45 @@ def check_weights(name: str, weights: Path) -> list[Path]:
     )
 
 
-def check_network(name: str, weights: Path, task: str) -> None:
-    """Raise if the weights are not those of the network of config.json: transformers would draw or drop the others.
+class Comparison(NamedTuple):
+    """The weights in which a network and a checkpoint differ."""
+
+    different: set[str]  # in their sizes
+    missing: set[str]  # in the checkpoint
+    left_over: set[str]  # in the checkpoint, beyond what transformers ignores by its own lists
+    body: set[str]  # the first parts of the names of weights that do not belong to a head
+
+    def of_body(self) -> Comparison:
+        return self._replace(
+            **{
+                field: {name for name in names if name.partition(".")[0] in self.body}
+                for field, names in self._asdict().items()
+            }
+        )
+
+
+def compare_weights(network: Any, weights: Path) -> Comparison:
+    """Compare the weights of a class of transformers with those in a folder, by their names and sizes.
 
     The network is built without memory, because a config.json without sizes means one of billions of weights.
     """
+    options = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = network.from_pretrained(weights, local_files_only=True, use_safetensors=True, **options)
+    reads_pooler = "SequenceClassification" in network.__name__
+    different, missing, left_over = (
+        {name for name in names if reads_pooler or "pooler" not in name}
+        for names in (
+            (name for name, *_ in report["mismatched_keys"]),
+            report["missing_keys"],
+            report["unexpected_keys"],
+        )
+    )
+    body = {name for name, _ in getattr(model, model.base_model_prefix, model).named_children()}
+    return Comparison(different, missing, left_over, {model.base_model_prefix, *body})
+
+
+def check_network(name: str, weights: Path, task: str) -> None:
+    """Raise if the weights are not those of the network of config.json: transformers would draw or drop the others."""
     import transformers
 
     config = read_config(weights)
@@ -405,25 +439,15 @@ def check_network(name: str, weights: Path, task: str) -> None:
     network: Any = getattr(transformers, architecture, None)
     if network is None or own_code(config) or quantization(config):
         return
-    options = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, loaded = network.from_pretrained(weights, local_files_only=True, use_safetensors=True, **options)
-    body = getattr(model, model.base_model_prefix, model)
-    parts = {model.base_model_prefix, *(part for part, _ in body.named_children())}
-
-    def is_in_body(weight: str) -> bool:
-        return weight.partition(".")[0] in parts and (
-            "pooler" not in weight or "SequenceClassification" in architecture
-        )
-
-    different = {weight for weight, *_ in loaded["mismatched_keys"]}
-    missing, left_over = set(loaded["missing_keys"]), set(filter(is_in_body, loaded["unexpected_keys"]))
-    if task in HEADLESS:
-        different, missing = set(filter(is_in_body, different)), set(filter(is_in_body, missing))
-    elif "SequenceClassification" not in architecture:
-        missing = {weight for weight in missing if "pooler" not in weight}
-    problems = {"has other sizes in": different, "is missing in": missing, "is left over from": left_over}
-    if found := [(min(weights_), problem) for problem, weights_ in problems.items() if weights_]:
-        (weight, problem), *_ = found
+    found = compare_weights(network, weights)
+    used = found.of_body() if task in HEADLESS else found
+    problems = {
+        "has other sizes in": used.different,
+        "is missing in": used.missing,
+        "is left over from": found.of_body().left_over,  # those of other heads change nothing
+    }
+    if odd := [(min(names), problem) for problem, names in problems.items() if names]:
+        (weight, problem), *_ = odd
         raise UserError(
             f"{name} is damaged, of two models, or made with other code: '{weight}' {problem} the weights of the "
             f"{architecture} that its config.json describes. Save the model again with save_pretrained, or choose "
