@@ -269,6 +269,7 @@ class Settings(dict[str, str]):
     hf_token = Setting(str)
     exporter_memory = Setting(_size, "8g")
     trust_remote_code = Setting(_flag, "0")
+    allow_pickles = Setting(_flag, "1")
     list = Setting(_flag, "0")
     package = Setting(_path, "model_repository.zip")
     profile = Setting(_choice(*PROFILES), "cpu", restarts="stack", shown=True)

@@ -13,16 +13,20 @@ import pytest
 from triton_transformers.models.assemble import run_recipe
 from triton_transformers.models.catalogue import RECIPES, Job
 from triton_transformers.models.exporters.served import ServedSystem, Tensors, python_backend, served_system
+from triton_transformers.models.sources import Folder, open_weights
 from triton_transformers.models.tasks import task_of
 from triton_transformers.models.unsupported import check_model, check_task
+from triton_transformers.settings import Settings
 
 
 def assemble(weights: Path, folder: Path, form: str = "onnx", task: str = "", system: str = "m") -> Path:
     """Fill the folder as `make models` does, and return it."""
-    task = task or task_of(weights)
-    check_model(system, weights, trust_remote_code=False)
-    check_task(system, weights, task, trust_remote_code=False)
-    run_recipe(RECIPES[task], Job(system, task, form, weights, movable=False, folder=folder), system)
+    folder.mkdir(exist_ok=True)
+    with open_weights(Folder(weights), Settings({"ALLOW_PICKLES": "1"}), folder) as own:
+        task = task or task_of(own.folder)
+        check_model(system, own.folder, trust_remote_code=False)
+        check_task(system, own.folder, task, trust_remote_code=False)
+        run_recipe(RECIPES[task], Job(system, task, form, own.folder, own.movable, folder), system)
     return folder
 
 

@@ -17,6 +17,7 @@ from triton_transformers.kinds import NAME
 from triton_transformers.model_config import find_config
 from triton_transformers.models.adapters import CONFIG, WEIGHTS
 from triton_transformers.models.catalogue import Job, Outcome
+from triton_transformers.models.pickles import WORK
 from triton_transformers.models.placement import delete_files, place_files
 from triton_transformers.models.record import UNFINISHED, Record, read_record
 from triton_transformers.models.sources import Folder, Source, identity, named_source, open_weights
@@ -70,7 +71,7 @@ def change_adapters(system: str, settings: Settings, repository: Path) -> None:
     from triton_transformers.models.exporters import adapter_files
 
     recorded = {name: own for name, own in record.facts.get(FACT, {}).items() if name not in changes}
-    with tempfile.TemporaryDirectory(dir=repository, prefix=".assembling-") as work, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as work, ExitStack() as stack:
         staged, folders = Path(work) / system, [repository / system / FOLDER / name for name in recorded]
         for name, source in changes.items():
             if source is not None:

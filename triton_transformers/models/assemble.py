@@ -19,6 +19,7 @@ from triton_transformers.models.added_adapters import change_adapters, keep_adap
 from triton_transformers.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
 from triton_transformers.models.drafts import FACT as DRAFT
 from triton_transformers.models.drafts import check_draft, open_draft
+from triton_transformers.models.pickles import WORK
 from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.models.placement import delete_files, place_files
 from triton_transformers.models.record import DEFAULT, FORMAT_OF, IGNORE, MIN_QUALITY, Record, read_record, read_records
@@ -30,7 +31,6 @@ from triton_transformers.models.unsupported import check_model, check_network, c
 from triton_transformers.neuron.target import Target
 from triton_transformers.settings import Settings, UserError
 
-WORK = ".assembling-"
 SHOWN_KEYS = 8
 # The libraries that read and run a model, as named in messages.
 LIBRARIES = ("transformers", "sentence_transformers", "tokenizers", "safetensors", "torch", "onnxruntime")

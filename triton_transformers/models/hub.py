@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
@@ -17,7 +17,9 @@ from triton_transformers.cli import err, out
 from triton_transformers.models.adapters import CONFIG as ADAPTER_CONFIG
 from triton_transformers.models.adapters import FILE as ADAPTERS
 from triton_transformers.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from triton_transformers.models.tasks import HEADS
+from triton_transformers.models.pickles import ADAPTER as ADAPTER_PICKLE
+from triton_transformers.models.pickles import pickles_of, safe_name
+from triton_transformers.models.tasks import HEADS, PLACE
 from triton_transformers.models.unsupported import check_files, check_model
 from triton_transformers.settings import Settings, UserError
 
@@ -25,15 +27,14 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import HfApi, ModelInfo, RepoSibling
 
 DOWNLOADS = ".downloads"
-# At the top, or in the folder of a sentence-transformers module: 1_Pooling, or query_0_Dense of a Router.
-PLACE = r"((\w+_)?\d+_[A-Za-z]+/){0,2}"
 # The names that from_pretrained looks for: no other precision (model.fp16), no copy in another format (consolidated).
 WEIGHTS = re.compile(PLACE + r"model(-\d{5}-of-\d{5})?\.safetensors")
-# The heads of BGE-M3: pickles, which torch reads without running code.
 HEAD_WEIGHTS = re.compile("|".join(map(re.escape, HEADS)))
 DESCRIPTIONS = re.compile(
     PLACE + r"[^/.][^/]*\.(json|txt|model|spm|tiktoken|jinja|metadata)|additional_chat_templates/tool_use\.jinja"
 )
+# The Hub's own conversion to safetensors: a pull request by this author, with this title.
+CONVERTER, CONVERSION = "SFconvertbot", "Adding `safetensors` variant of this model"
 CODE = re.compile(r"([^/.][^/]*/)*[^/.][^/]*\.py")
 
 
@@ -48,9 +49,12 @@ def download(
     api = hub_api(settings.hf_token)
     with readable_errors(name, revision, api):
         info = api.model_info(name, revision=revision or None, files_metadata=True)
+        if not revision and not is_adapter and (converted := find_conversion(api, info)):
+            info = api.model_info(name, revision=converted, files_metadata=True)
+            out.print(f"{name}: taking the Hub's own conversion to safetensors, HF_REVISION={converted}", markup=False)
         commit = info.sha or ""
         folder = repository / DOWNLOADS / f"{name.replace('/', '--')}@{commit}"
-        files = adapter_files(info) if is_adapter else select_files(info, settings.trust_remote_code)
+        files = adapter_files(info, settings) if is_adapter else select_files(info, settings)
         fetch(api, name, commit, files, folder, None if is_adapter else settings.trust_remote_code)
     yield folder, commit
     shutil.rmtree(folder)
@@ -58,12 +62,41 @@ def download(
         folder.parent.rmdir()
 
 
-def select_files(info: ModelInfo, with_code: bool) -> list[RepoSibling]:
-    kinds = (WEIGHTS, HEAD_WEIGHTS, ADAPTERS, DESCRIPTIONS, *([CODE] if with_code else []))
-    files = [file for file in info.siblings or [] if any(kind.fullmatch(file.rfilename) for kind in kinds)]
-    check_files(info.id, (file.rfilename for file in info.siblings or []))
-    if not any(WEIGHTS.fullmatch(file.rfilename) for file in files):
-        if any(file.rfilename.endswith(".gguf") for file in info.siblings or []):
+def find_conversion(api: HfApi, info: ModelInfo) -> str:
+    """Return the revision with which the Hub converted this commit to safetensors, or "" if it did not or need not."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if not any("pytorch_model" in file for file in pickles_of(names_of(info))):
+        return ""
+    options: Any = {"discussion_type": "pull_request", "discussion_status": "open"}
+    with contextlib.suppress(HfHubHTTPError):  # a mirror may lack this part of the Hub
+        for request in api.get_repo_discussions(info.id, author=CONVERTER, **options):
+            if (request.author, request.title, request.status) == (CONVERTER, CONVERSION, "open"):
+                commits = [
+                    commit.commit_id for commit in api.list_repo_commits(info.id, revision=request.git_reference)
+                ]
+                if commits[1:2] == [info.sha]:  # else it is of weights from before
+                    return request.git_reference or ""
+    return ""
+
+
+def names_of(info: ModelInfo) -> list[str]:
+    return [file.rfilename for file in info.siblings or []]
+
+
+def select_files(info: ModelInfo, settings: Settings) -> list[RepoSibling]:
+    kinds = (WEIGHTS, HEAD_WEIGHTS, ADAPTERS, DESCRIPTIONS, *([CODE] if settings.trust_remote_code else []))
+    names = names_of(info)
+    pickles = pickles_of(names)
+    check_files(info.id, names)
+    files = [
+        file
+        for file in info.siblings or []
+        if file.rfilename in pickles or any(kind.fullmatch(file.rfilename) for kind in kinds)
+    ]
+    has_weights = any(WEIGHTS.fullmatch(name) for name in [*names, *map(safe_name, pickles)])
+    if not has_weights or (pickles and not settings.allow_pickles):
+        if any(name.endswith(".gguf") for name in names):
             raise UserError(
                 f"{info.id} has its weights as GGUF: download one of its *.gguf files into a folder, and set SOURCE to "
                 "that folder"
@@ -76,8 +109,11 @@ def select_files(info: ModelInfo, with_code: bool) -> list[RepoSibling]:
     return files
 
 
-def adapter_files(info: ModelInfo) -> list[RepoSibling]:
-    files = [file for file in info.siblings or [] if file.rfilename in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+def adapter_files(info: ModelInfo, settings: Settings) -> list[RepoSibling]:
+    needed = [ADAPTER_CONFIG, ADAPTER_WEIGHTS]
+    if settings.allow_pickles and ADAPTER_PICKLE in pickles_of(names_of(info)):
+        needed.append(ADAPTER_PICKLE)
+    files = [file for file in info.siblings or [] if file.rfilename in needed]
     if len(files) < 2:
         raise UserError(f"{info.id} has no {ADAPTER_CONFIG} with {ADAPTER_WEIGHTS}: name a LoRA adapter of peft")
     return files
@@ -108,7 +144,7 @@ def fetch(
         )
     already = f", {decimal(resumed)} of it are already here" if resumed else ""
     out.print(f"{name}: downloading {decimal(total)}, commit {commit[:12]}{already}")
-    weights = [file for file in files if file.rfilename.endswith(".safetensors")]
+    weights = [file for file in files if file.rfilename.endswith((".safetensors", ".bin", ".pt"))]
     # One file at a time: with several, Ctrl-C would wait for all of them.
     for file in (file for file in files if file not in weights):
         fetch_file(api, name, commit, file, folder / file.rfilename)

@@ -7,11 +7,12 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from triton_transformers.models.adapters import CONFIG as ADAPTER_CONFIG
 from triton_transformers.models.hub import download
+from triton_transformers.models.pickles import as_safetensors
 from triton_transformers.models.unsupported import check_files
 from triton_transformers.settings import ROOT, Settings, UserError
 
@@ -120,7 +121,17 @@ class Weights:
 
 @contextlib.contextmanager
 def open_weights(source: Source, settings: Settings, repository: Path, is_adapter: bool = False) -> Iterator[Weights]:
-    """Yield the weights of a model, or of an adapter, as a local folder, after a download if the source is the Hub."""
+    """Yield the weights of a model, or of an adapter, as a local folder that has no pickles."""
+    with (
+        open_stored(source, settings, repository, is_adapter) as own,
+        as_safetensors(own.name, own.folder, own.movable, settings, repository) as folder,
+    ):
+        yield own if folder == own.folder else replace(own, folder=folder, movable=True)
+
+
+@contextlib.contextmanager
+def open_stored(source: Source, settings: Settings, repository: Path, is_adapter: bool) -> Iterator[Weights]:
+    """Yield the weights as their source has them, after a download if the source is the Hub."""
     if not isinstance(source, Hub):
         yield Weights(source.verify(is_adapter), str(source), identity(source))
         return

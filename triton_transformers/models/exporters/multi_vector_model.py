@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
@@ -150,9 +151,9 @@ class HybridModel(TextModel):
         return self.original.encoder
 
     def load_head(self, name: str) -> torch.nn.Linear:
-        """Read one of the heads that FlagEmbedding saves. With weights_only, reading it can run no code."""
+        """Read one of the heads that FlagEmbedding saves."""
         try:
-            weights = torch.load(self.job.weights / name, map_location="cpu", weights_only=True)
+            weights = load_file(self.job.weights / name)
             outputs, inputs = weights["weight"].shape
             head = torch.nn.Linear(inputs, outputs, bias="bias" in weights)
             head.load_state_dict(weights)
