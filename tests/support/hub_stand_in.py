@@ -14,9 +14,10 @@ from urllib.parse import unquote, urlsplit
 
 from tests.support.http_servers import serving
 
-LFS = (".safetensors", ".bin", ".onnx")
+LFS = (".safetensors", ".bin", ".pt", ".onnx")
 TOKEN = "hf_a_token_of_the_tests"
 CHUNK = 1 << 12
+DATE = "2026-01-02T03:04:05.000Z"
 
 
 @dataclass
@@ -28,9 +29,20 @@ class Published:
     refs: tuple[str, ...] = ("main",)
     gated: bool = False
     private: bool = False
+    # A pull request that converts a commit to safetensors.
+    conversion: Conversion | None = None
 
     def files(self) -> dict[str, Path]:
         return {str(path.relative_to(self.folder)): path for path in sorted(self.folder.rglob("*")) if path.is_file()}
+
+
+@dataclass
+class Conversion:
+    published: Published
+    parent: str
+    author: str = "SFconvertbot"
+    status: str = "open"
+    number: int = 7
 
 
 @dataclass
@@ -42,6 +54,8 @@ class HubStandIn:
     # Every GET of a file, in order: its name and the first requested byte.
     served: list[tuple[str, int]] = field(default_factory=list)
     requests: int = 0
+    # The parts of the API beside models and files; a mirror may lack them.
+    parts: tuple[str, ...] = ("discussions", "commits")
     url: str = ""
 
 
@@ -62,8 +76,8 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).strip("/")
         try:
             if path.startswith("api/models/"):
-                name, _, revision = path.removeprefix("api/models/").partition("/revision/")
-                self.send_info(name, self.model(name, revision or "main"))
+                organisation, model, *rest = path.removeprefix("api/models/").split("/", 3)
+                self.send_part(f"{organisation}/{model}", *rest)
             else:
                 name, _, rest = path.partition("/resolve/")
                 revision, _, file = rest.partition("/")
@@ -82,9 +96,25 @@ class Handler(BaseHTTPRequestHandler):
         model = self.hub.models.get(name)
         if model is None or (model.private and not token):
             raise HubError(404 if token else 401, "RepoNotFound")
-        if revision not in (model.commit, *model.refs):
-            raise HubError(404, "RevisionNotFound")
-        return model
+        versions = [model, *([model.conversion.published] if model.conversion else [])]
+        for version in versions:
+            if revision in (version.commit, *version.refs):
+                return version
+        raise HubError(404, "RevisionNotFound")
+
+    def send_part(self, name: str, part: str = "revision", revision: str = "main") -> None:
+        conversion = self.model(name, "main").conversion
+        if part == "revision":
+            self.send_info(name, self.model(name, revision))
+        elif part not in self.hub.parts:
+            raise HubError(404)
+        elif part == "discussions":
+            requests = [discussion(name, conversion)] if conversion else []
+            self.send(200, body=json.dumps({"count": len(requests), "start": 0, "discussions": requests}).encode())
+        else:
+            ids = [self.model(name, revision).commit, *([conversion.parent] if conversion else [])]
+            commits = [{"id": id, "authors": [], "date": DATE, "title": "", "message": ""} for id in ids]
+            self.send(200, body=json.dumps(commits).encode())
 
     def send_info(self, name: str, model: Published) -> None:
         files = [describe(file, path) for file, path in model.files().items()]
@@ -122,6 +152,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def discussion(name: str, conversion: Conversion) -> dict:
+    return {
+        "num": conversion.number,
+        "title": "Adding `safetensors` variant of this model",
+        "author": {"name": conversion.author},
+        "status": conversion.status,
+        "isPullRequest": True,
+        "createdAt": DATE,
+        "repo": {"name": name, "type": "model"},
+    }
 
 
 def describe(name: str, path: Path) -> dict:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tests.support.checkpoints import encoders
-from tests.support.served import assemble, request, systems_once
+from tests.support.served import request, systems_once
 from triton_transformers.corpus import MIXED
 from triton_transformers.models.exporters.served import ServedSystem
 from triton_transformers.models.tasks import task_of
-from triton_transformers.settings import UserError
 
 pytestmark = pytest.mark.usefixtures("few_parity_texts")
 
@@ -71,7 +69,6 @@ def test_vectors_and_scores_equal_the_library(checkpoint, serve, case, form):
 @pytest.mark.parametrize("form", ["onnx", "python"])
 def test_bge_m3_answers_three_kinds_of_vectors_of_one_run(checkpoint, serve, form):
     weights, served = checkpoint("bge_m3"), serve("bge_m3", form)
-    assert task_of(weights) == "hybrid-embedding"
     inputs = [request(TEXTS, query=QUERIES), request(QUERIES)]
     runs = count_runs(served.models["m"])
     together = served.together(inputs)
@@ -92,24 +89,6 @@ def test_bge_m3_answers_three_kinds_of_vectors_of_one_run(checkpoint, serve, for
                 assert (np.diff(found) <= 0).all()
         scores = [(q @ d.T).max(1).sum() / len(q) for (*_, q), (*_, d) in zip(queries, texts, strict=True)]
         np.testing.assert_allclose(answers[0]["score"][:, 0], scores, atol=1e-5)
-
-
-def test_head_with_code_is_refused_and_does_not_run(tmp_path):
-    weights = encoders.save_bge_m3(tmp_path / "weights")
-    torch.save(Code(tmp_path / "ran"), weights / "sparse_linear.pt")
-    with pytest.raises(UserError, match=r"sparse_linear\.pt is not the linear layer that FlagEmbedding saves"):
-        assemble(weights, tmp_path / "models")
-    assert not (tmp_path / "ran").exists()
-
-
-class Code:
-    """An object whose pickle makes a file when it is read."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, tuple[Path]]:
-        return Path.touch, (self.file,)
 
 
 def count_runs(model) -> list[int]:

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import constants
 
-from tests.support.hub_stand_in import TOKEN, Published, hub_stand_in
+from tests.support.checkpoints.pickled import saved
+from tests.support.hub_stand_in import TOKEN, Conversion, Published, hub_stand_in
 from triton_transformers.models.adapters import CONFIG
 from triton_transformers.models.adapters import WEIGHTS as WEIGHTS_OF_ADAPTER
 from triton_transformers.models.hub import DOWNLOADS, select_files
@@ -88,7 +90,7 @@ def repository(tmp_path) -> Path:
 
 
 def settings(**more: str) -> Settings:
-    return Settings({"HF_TOKEN": "", "TRUST_REMOTE_CODE": "0"} | more)
+    return Settings({"HF_TOKEN": "", "TRUST_REMOTE_CODE": "0", "ALLOW_PICKLES": "1"} | more)
 
 
 def error_of(repository: Path, source: Source | None = None, **more: str) -> str:
@@ -118,12 +120,7 @@ ADAPTERS = {f"{folder}/{file}" for folder in ("own", "adapters/query") for file 
     [
         ((), (), {}),
         ((), ("modeling_model.py",), {"TRUST_REMOTE_CODE": "1"}),
-        # The heads of BGE-M3, and no other pickles.
-        (
-            ("optimizer.pt",),
-            ("sparse_linear.pt", "colbert_linear.pt", "artifact.metadata"),
-            {},
-        ),
+        ((), ("sparse_linear.safetensors", "artifact.metadata"), {}),
         # Adapters, and no states of a training.
         ((f"checkpoint-5/{CONFIG}", f"checkpoint-5/{WEIGHTS_OF_ADAPTER}", "own/README.md"), ADAPTERS, {}),
     ],
@@ -148,24 +145,129 @@ def test_unserved_model_is_refused_before_its_weights_are_downloaded(hub, model,
 
 
 @pytest.mark.parametrize(
-    "file", ["../model.py", "a/../../model.py", "/tmp/model.py", f"../a/{CONFIG}", f"a/../../{WEIGHTS_OF_ADAPTER}"]
+    "file",
+    [
+        "../model.py",
+        "../pytorch_model.bin",
+        "a/../../model.py",
+        "/tmp/model.py",
+        f"../a/{CONFIG}",
+        f"a/../../{WEIGHTS_OF_ADAPTER}",
+    ],
 )
 def test_file_outside_the_folder_is_never_downloaded(file):
     """The Hub has no such names, but HF_ENDPOINT may be another server."""
     info = huggingface_hub.ModelInfo(
         id=NAME, tags=[], siblings=[{"rfilename": name} for name in ("model.safetensors", file)]
     )
-    assert [sibling.rfilename for sibling in select_files(info, with_code=True)] == ["model.safetensors"]
+    trusting = settings(TRUST_REMOTE_CODE="1")
+    assert [sibling.rfilename for sibling in select_files(info, trusting)] == ["model.safetensors"]
 
 
 def test_model_without_safetensors_is_refused(hub, model, repository):
     for file in model.folder.rglob("model-*.safetensors"):
         file.unlink()
     (model.folder / "2_Dense/model.safetensors").unlink()
+    refused = error_of(repository, ALLOW_PICKLES="0")
+    assert "tests/model has no safetensors at c0ffeec0ffee, and other formats can run code when they are" in refused
+    (model.folder / "pytorch_model.bin").unlink()
     assert "tests/model has no safetensors at c0ffeec0ffee" in error_of(repository)
     (model.folder / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
     assert "has its weights as GGUF: download one of its *.gguf files into a folder, and set" in error_of(repository)
     assert hub.served == []
+
+
+PICKLED = {
+    "config.json": b'{"model_type": "bert"}',
+    "pytorch_model.bin": saved({"w": torch.ones(2)}),
+    "2_Dense/pytorch_model.bin": saved({"linear": torch.ones(3)}),
+    "sparse_linear.pt": saved({"weight": torch.ones(4)}),
+}
+CONVERTED = {"config.json": b'{"model_type": "bert"}', "model.safetensors": WEIGHTS}
+
+
+@pytest.fixture
+def old(hub, tmp_path) -> Published:
+    """Return a model that has only pickles, and stray ones that no model reads."""
+    stray = {"training_args.bin": b"stray", "optimizer.pt": b"stray", "checkpoint-5/pytorch_model.bin": b"stray"}
+    hub.models[NAME] = Published(written(tmp_path / "old", PICKLED | stray))
+    return hub.models[NAME]
+
+
+def offer_conversion(old: Published, folder: Path, **options: str) -> None:
+    published = Published(written(folder, CONVERTED), commit="decade" * 6 + "deca", refs=("refs/pr/7",))
+    old.conversion = Conversion(published, **{"parent": old.commit} | options)
+
+
+def test_pickles_are_downloaded_and_converted_if_there_is_nothing_else(hub, old, repository):
+    with open_weights(Hub(NAME), settings(), repository) as weights:
+        names = {"model.safetensors", "2_Dense/model.safetensors", "sparse_linear.safetensors"}
+        assert files_in(weights.folder) == {"config.json", *names}
+        assert weights.movable
+    assert files_in(repository) == set()
+    assert {name for name, _ in hub.served} == set(PICKLED)
+
+
+def test_download_of_pickles_is_kept_if_the_recipe_fails(hub, old, repository):
+    with pytest.raises(RuntimeError), open_weights(Hub(NAME), settings(), repository) as weights:
+        (weights.folder / "model.safetensors").unlink()
+        raise RuntimeError("a recipe")
+    hub.served.clear()
+    with open_weights(Hub(NAME), settings(), repository) as weights:
+        assert (weights.folder / "model.safetensors").is_file()
+    assert hub.served == []
+
+
+def test_damaged_pickle_is_deleted(hub, old, repository):
+    place = repository / DOWNLOADS / f"tests--model@{old.commit}"
+    written(place, {"pytorch_model.bin": b"damaged"})
+    assert "pytorch_model.bin does not match the Hub's hash" in error_of(repository)
+    assert "pytorch_model.bin" not in files_in(place)
+
+
+@pytest.mark.parametrize("more", [{}, {"ALLOW_PICKLES": "0"}])
+def test_conversion_of_the_hub_is_taken_instead_of_a_pickle(hub, old, repository, tmp_path, capsys, more):
+    offer_conversion(old, tmp_path / "converted")
+    with open_weights(Hub(NAME), settings(**more), repository) as weights:
+        assert files_in(weights.folder) == set(CONVERTED)
+        recorded = weights.identity
+    assert identity(Hub(NAME), recorded) == recorded == f"{NAME}@{old.conversion.published.commit}"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "tests/model: taking the Hub's own conversion to safetensors, HF_REVISION=refs/pr/7" in printed
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (Hub(NAME, "main"), {}),  # the user chose a revision
+        (Hub(NAME), {"author": "somebody"}),
+        (Hub(NAME), {"status": "closed"}),
+        (Hub(NAME), {"parent": "0" * 40}),  # of weights from before
+    ],
+)
+def test_other_conversion_is_not_taken(hub, old, repository, tmp_path, source, options):
+    offer_conversion(old, tmp_path / "converted", **options)
+    with pytest.raises(UserError, match="has no safetensors"):
+        downloaded(repository, source, ALLOW_PICKLES="0")
+    assert hub.served == []
+
+
+def test_mirror_without_pull_requests_gives_the_pickle(hub, old, repository):
+    hub.parts = ()
+    with open_weights(Hub(NAME), settings(), repository) as weights:
+        assert "model.safetensors" in files_in(weights.folder)
+
+
+def test_pickled_adapter_is_downloaded(hub, repository, tmp_path):
+    adapter = {CONFIG: b"{}", "adapter_model.bin": saved({"a": torch.ones(2)}), "training_args.bin": b"stray"}
+    hub.models[NAME] = Published(written(tmp_path / "adapter", adapter))
+    with open_weights(Hub(NAME), settings(), repository, is_adapter=True) as weights:
+        assert files_in(weights.folder) == {CONFIG, WEIGHTS_OF_ADAPTER}
+    with (
+        pytest.raises(UserError, match=f"has no {CONFIG} with {WEIGHTS_OF_ADAPTER}"),
+        open_weights(Hub(NAME), settings(ALLOW_PICKLES="0"), repository, is_adapter=True),
+    ):
+        pass
 
 
 # --- identities -------------------------------------------------------------------------------------------------------

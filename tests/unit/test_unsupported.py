@@ -162,8 +162,8 @@ def test_kind_of_model_is_named(tmp_path, kind, architecture, purpose):
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "its tokenizer does not load in transformers"),
         (lambda folder: change(folder, "config.json", model_type="nonsense"), "is of the type nonsense, which transf"),
         (
-            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
-            "has no model.safetensors, and its pytorch_model.bin is not read, because other formats can run code",
+            lambda folder: (folder / "model.safetensors").rename(folder / "tf_model.h5"),
+            "has no model.safetensors, and its tf_model.h5 is not read, because other formats can run code",
         ),
     ],
 )

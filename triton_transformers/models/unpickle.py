@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
         raise UnreadableError("is a pointer of Git LFS instead of the file")
     is_zip = start.startswith(b"PK\3\4")
     if is_zip and any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(path).infolist()):
-        raise UnreadableError("is compressed, which torch.save never does")  # a mapped file is read as it is stored
+        raise UnreadableError("is compressed, or a program of TorchScript")  # a mapped file is read as it is stored
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     tensors, memories = {}, set()
     for name, value in state.items() if isinstance(state, dict) else ():
