@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import encoders, language
-from tests.support.checkpoints.lora import save_adapter
+from tests.support.checkpoints.lora import merged, save_adapter
 from tests.support.checkpoints.pickled import forms_of_code, pickle_weights, saved
 from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.served import assemble, check, request
@@ -153,6 +153,41 @@ def test_model_is_assembled_from_a_pickle_and_that_is_printed(tmp_path, capsys):
     assert "pytorch_model.bin converted to safetensors; only tensors were read" in printed
     assert not [path for path in repository.rglob("*") if path.suffix == ".bin" or path.name.startswith(".assem")]
     assert (weights / "pytorch_model.bin").is_file()
+
+
+def test_language_model_and_its_adapter_are_assembled_from_pickles(tmp_path):
+    weights = language.save_llama(tmp_path / "weights")
+    adapter = save_adapter(tmp_path / "adapter", weights)
+    rows = torch.tensor([[1, 9, 8, 7], [1, 3, 5, 2]])
+    with torch.no_grad():
+        expected = merged(weights, adapter)(rows).logits
+    chosen = {"SYSTEMS": "x", "SOURCE": str(pickle_weights(weights, shards=2)), "FORMAT": "python"}
+    chosen["ADAPTERS"] = f"tone={pickle_weights(adapter)}"
+    repository = tmp_path / "models"
+    assemble_all(Settings.load().replace(MODEL_REPOSITORY=str(repository), **chosen))
+    stored = repository / "x/1/adapters/tone"
+    encoders.edit(stored / "adapter_config.json", rank_pattern={}, alpha_pattern={}, use_rslora=False)
+    with torch.no_grad():
+        own = merged(repository / "x/1", stored)(rows).logits
+    torch.testing.assert_close(own, expected)
+    assert not list(repository.rglob("*.bin"))
+
+
+@slow
+def test_marian_translates_as_in_the_library(tmp_path):
+    weights = pickle_weights(save_marian(tmp_path / "weights"))
+    expected = translated(weights)
+    repository = tmp_path / "models"
+    settings = Settings.load().replace(MODEL_REPOSITORY=str(repository), SYSTEMS="x", SOURCE=str(weights))
+    assemble_all(settings)
+    assert translated(repository / "x/1") == expected
+
+
+def translated(folder: Path) -> list[str]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    inputs = tokenizer(["Rain in the valley.", "a"], padding=True, return_tensors="pt")
+    return tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=12))
 
 
 def test_tensors_of_one_memory_and_of_any_order_are_written(tmp_path):
