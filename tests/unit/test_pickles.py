@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import shutil
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from tests.support.checkpoints.lora import merged, save_adapter
 from tests.support.checkpoints.pickled import forms_of_code, pickle_weights, saved
 from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.served import assemble, check, request
-from triton_transformers.models import unpickle
+from triton_transformers.models import pickles, unpickle
 from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.pickles import pickles_of
 from triton_transformers.models.sources import Folder, open_weights
@@ -322,6 +324,21 @@ def test_damaged_file_is_refused(tmp_path, name):
     content, sentence = DAMAGED[name]
     (tmp_path / "a.bin").write_bytes(content)
     assert reason(tmp_path / "a.bin").startswith(sentence)
+
+
+def test_reading_is_limited_in_time_and_disk(tmp_path, monkeypatch):
+    weights = pickle_weights(encoders.save_bert(tmp_path / "weights", "Model"))
+    monkeypatch.setattr(pickles, "SECONDS", 0)
+    assert "reading pytorch_model.bin took more than 0 s: choose another model" in refusal(weights, tmp_path / "models")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    assert "has only 0 bytes free. Make room there" in refusal(weights, tmp_path / "models")
+
+
+def test_death_of_the_reading_process_is_reported(tmp_path, monkeypatch):
+    weights = pickle_weights(encoders.save_bert(tmp_path / "weights", "Model"))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    sentence = refusal(weights, tmp_path / "models")
+    assert "the process that reads pytorch_model.bin ended with 1, perhaps because the memory was full" in sentence
 
 
 def test_file_that_declares_more_than_it_has_is_refused(tmp_path):

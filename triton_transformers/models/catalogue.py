@@ -58,7 +58,7 @@ class Job:
 
     def take(self, file: Path, version: Path) -> None:
         """Put one of the weights' files into the folder of a version."""
-        (shutil.move if self.movable else shutil.copyfile)(file, version / file.name)
+        (shutil.move if self.movable and not file.is_symlink() else shutil.copyfile)(file, version / file.name)
 
     def take_model(self, version: Path) -> None:
         """Put all that PyTorch loads into the folder of a version. Leave out tokenizer and image processor."""

@@ -66,10 +66,10 @@ def find_conversion(api: HfApi, info: ModelInfo) -> str:
     """Return the revision with which the Hub converted this commit to safetensors, or "" if it did not or need not."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    if not any("pytorch_model" in file for file in pickles_of(names_of(info))):
+    if not any(file.startswith("pytorch_model") for file in pickles_of(names_of(info))):
         return ""
     options: Any = {"discussion_type": "pull_request", "discussion_status": "open"}
-    with contextlib.suppress(HfHubHTTPError):  # a mirror may lack this part of the Hub
+    with contextlib.suppress(HfHubHTTPError, ValueError):  # a mirror may lack this, or answer with a page
         for request in api.get_repo_discussions(info.id, author=CONVERTER, **options):
             if (request.author, request.title, request.status) == (CONVERTER, CONVERSION, "open"):
                 commits = [

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from rich.filesize import decimal
+from rich.markup import escape
 
 from triton_transformers.cli import err, out
 from triton_transformers.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from triton_transformers.models.adapters import in_folders
 from triton_transformers.models.tasks import HEADS, PLACE, VOCODER
-from triton_transformers.models.unsupported import INDEX, OTHER_WEIGHTS, read_json
+from triton_transformers.models.unsupported import INDEX, read_json
 from triton_transformers.settings import ROOT, Settings, UserError
 
 # Begins the names of folders in the model repository that a killed run leaves, and the next one deletes.
@@ -38,8 +37,6 @@ PICKLES = re.compile(
 )
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
-# Is not needed beside converted weights: hidden files, states of a training, weights for other libraries.
-UNNEEDED = (".*", "checkpoint-*", "*.gguf", *(pattern for pattern in OTHER_WEIGHTS if pattern != "*.safetensors"))
 SECONDS, BYTES_PER_SECOND = 300, 5_000_000  # how long reading may take, also from a slow disk
 
 
@@ -62,11 +59,8 @@ def safe_name(pickle: str) -> str:
 
 
 @contextlib.contextmanager
-def as_safetensors(name: str, weights: Path, is_movable: bool, settings: Settings, repository: Path) -> Iterator[Path]:
-    """Yield a folder with the same weights as safetensors: this one, if it has no others.
-
-    A download stays whole, so that a failure does not begin it again.
-    """
+def as_safetensors(name: str, weights: Path, settings: Settings, repository: Path) -> Iterator[Path]:
+    """Yield a folder with the same weights as safetensors: this one, or a new one with links to the other files."""
     files = [path.relative_to(weights).as_posix() for path in sorted(weights.rglob("*")) if path.is_file()]
     if not (pickles := pickles_of(files)):
         yield weights
@@ -80,11 +74,10 @@ def as_safetensors(name: str, weights: Path, is_movable: bool, settings: Setting
     with tempfile.TemporaryDirectory(dir=repository, prefix=WORK) as work:
         folder = Path(work)
         for file in files:
-            if any(fnmatch(part, pattern) for part in PurePosixPath(file).parts for pattern in UNNEEDED):
-                continue
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (os.link if is_movable else shutil.copyfile)(weights / file, folder / file)
-        with err.status(f"{name}: converting {pickles[0]} to safetensors"):
+            if file not in pickles:
+                (folder / file).symlink_to((weights / file).resolve())
+        with err.status(f"{escape(name)}: converting {pickles[0]} to safetensors"):
             convert(name, weights, folder, pickles)
         more = f" and {len(pickles) - 1} more" if len(pickles) > 1 else ""
         out.print(f"{name}: {pickles[0]}{more} converted to safetensors; only tensors were read", markup=False)
@@ -99,10 +92,7 @@ def convert(name: str, weights: Path, folder: Path, pickles: list[str]) -> None:
             f"{name}: its weights take {decimal(size)} as safetensors, but the disk of {folder.parent} has only "
             f"{decimal(free)} free. Make room there, or set MODEL_REPOSITORY to a folder on another disk"
         )
-    paths = []
-    for file in pickles:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        paths += [str(weights / file), str(folder / safe_name(file))]
+    paths = [str(path) for file in pickles for path in (weights / file, folder / safe_name(file))]
     command = [sys.executable, "-m", "triton_transformers.models.unpickle", *paths]
     seconds = SECONDS + size // BYTES_PER_SECOND
     try:

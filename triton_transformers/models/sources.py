@@ -124,7 +124,7 @@ def open_weights(source: Source, settings: Settings, repository: Path, is_adapte
     """Yield the weights of a model, or of an adapter, as a local folder that has no pickles."""
     with (
         open_stored(source, settings, repository, is_adapter) as own,
-        as_safetensors(own.name, own.folder, own.movable, settings, repository) as folder,
+        as_safetensors(own.name, own.folder, settings, repository) as folder,
     ):
         yield own if folder == own.folder else replace(own, folder=folder, movable=True)
 
