@@ -21,7 +21,7 @@ from triton_transformers.settings import Settings
 
 def assemble(weights: Path, folder: Path, form: str = "onnx", task: str = "", system: str = "m") -> Path:
     """Fill the folder as `make models` does, and return it."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with open_weights(Folder(weights), Settings({"ALLOW_PICKLES": "1"}), folder) as own:
         task = task or task_of(own.folder)
         check_model(system, own.folder, trust_remote_code=False)
