@@ -120,7 +120,7 @@ ADAPTERS = {f"{folder}/{file}" for folder in ("own", "adapters/query") for file 
     [
         ((), (), {}),
         ((), ("modeling_model.py",), {"TRUST_REMOTE_CODE": "1"}),
-        ((), ("sparse_linear.safetensors", "artifact.metadata"), {}),
+        ((), ("artifact.metadata",), {}),
         # Adapters, and no states of a training.
         ((f"checkpoint-5/{CONFIG}", f"checkpoint-5/{WEIGHTS_OF_ADAPTER}", "own/README.md"), ADAPTERS, {}),
     ],

@@ -11,14 +11,8 @@ from typing import Any
 from triton_transformers.settings import UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-def in_folders(*names: str) -> str:
-    """Return the pattern of these files in folders of adapters. A trainer saves its state as checkpoint-500."""
-    return rf"(?!(.*/)?checkpoint-\d)([^/.][^/]*/)+({'|'.join(map(re.escape, names))})"
-
-
-FILE = re.compile(in_folders(CONFIG, WEIGHTS))
+# The files of adapters in a folder or a repository. The trainer saves the state of a training as checkpoint-500.
+FILE = re.compile(rf"(?!(.*/)?checkpoint-\d)([^/.][^/]*/)+({re.escape(CONFIG)}|{re.escape(WEIGHTS)})")
 # The options that the exporter applies.
 APPLIED = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 # Options that change no answer of a trained adapter: its origin, its training, and the layers that its file names.

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
@@ -18,8 +18,7 @@ from triton_transformers.models.adapters import CONFIG as ADAPTER_CONFIG
 from triton_transformers.models.adapters import FILE as ADAPTERS
 from triton_transformers.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from triton_transformers.models.pickles import ADAPTER as ADAPTER_PICKLE
-from triton_transformers.models.pickles import pickles_of, safe_name
-from triton_transformers.models.tasks import HEADS, PLACE
+from triton_transformers.models.pickles import PLACE, pickles_of, safe_name
 from triton_transformers.models.unsupported import check_files, check_model
 from triton_transformers.settings import Settings, UserError
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 DOWNLOADS = ".downloads"
 # The names that from_pretrained looks for: no other precision (model.fp16), no copy in another format (consolidated).
 WEIGHTS = re.compile(PLACE + r"model(-\d{5}-of-\d{5})?\.safetensors")
-HEAD_WEIGHTS = re.compile("|".join(map(re.escape, HEADS)))
 DESCRIPTIONS = re.compile(
     PLACE + r"[^/.][^/]*\.(json|txt|model|spm|tiktoken|jinja|metadata)|additional_chat_templates/tool_use\.jinja"
 )
@@ -68,14 +66,11 @@ def find_conversion(api: HfApi, info: ModelInfo) -> str:
 
     if not any(file.startswith("pytorch_model") for file in pickles_of(names_of(info))):
         return ""
-    options: Any = {"discussion_type": "pull_request", "discussion_status": "open"}
     with contextlib.suppress(HfHubHTTPError, ValueError):  # a mirror may lack this, or answer with a page
-        for request in api.get_repo_discussions(info.id, author=CONVERTER, **options):
+        for request in api.get_repo_discussions(info.id, author=CONVERTER):
             if (request.author, request.title, request.status) == (CONVERTER, CONVERSION, "open"):
-                commits = [
-                    commit.commit_id for commit in api.list_repo_commits(info.id, revision=request.git_reference)
-                ]
-                if commits[1:2] == [info.sha]:  # else it is of weights from before
+                commits = api.list_repo_commits(info.id, revision=request.git_reference)
+                if info.sha in [commit.commit_id for commit in commits[1:2]]:  # else it is of weights from before
                     return request.git_reference or ""
     return ""
 
@@ -85,15 +80,11 @@ def names_of(info: ModelInfo) -> list[str]:
 
 
 def select_files(info: ModelInfo, settings: Settings) -> list[RepoSibling]:
-    kinds = (WEIGHTS, HEAD_WEIGHTS, ADAPTERS, DESCRIPTIONS, *([CODE] if settings.trust_remote_code else []))
+    kinds = (WEIGHTS, ADAPTERS, DESCRIPTIONS, *([CODE] if settings.trust_remote_code else []))
     names = names_of(info)
     pickles = pickles_of(names)
+    needed = {*pickles, *(name for name in names if any(kind.fullmatch(name) for kind in kinds))}
     check_files(info.id, names)
-    files = [
-        file
-        for file in info.siblings or []
-        if file.rfilename in pickles or any(kind.fullmatch(file.rfilename) for kind in kinds)
-    ]
     has_weights = any(WEIGHTS.fullmatch(name) for name in [*names, *map(safe_name, pickles)])
     if not has_weights or (pickles and not settings.allow_pickles):
         if any(name.endswith(".gguf") for name in names):
@@ -106,7 +97,7 @@ def select_files(info: ModelInfo, settings: Settings) -> list[RepoSibling]:
             "loaded. Look for a pull request with them on its Community page (HF_REVISION=refs/pr/1), or convert the "
             "model yourself and set SOURCE"
         )
-    return files
+    return [file for file in info.siblings or [] if file.rfilename in needed]
 
 
 def adapter_files(info: ModelInfo, settings: Settings) -> list[RepoSibling]:

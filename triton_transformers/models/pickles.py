@@ -1,43 +1,42 @@
-"""Convert weights that PyTorch pickled to safetensors, before anything else sees them: ALLOW_PICKLES."""
+"""Convert pickled weights to safetensors, before anything else sees them, in a process that runs no code of theirs."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
-import shutil
+import resource
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.filesize import decimal
 from rich.markup import escape
 
 from triton_transformers.cli import err, out
-from triton_transformers.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from triton_transformers.models.adapters import in_folders
-from triton_transformers.models.tasks import HEADS, PLACE, VOCODER
 from triton_transformers.models.unsupported import INDEX, read_json
 from triton_transformers.settings import ROOT, Settings, UserError
 
+if TYPE_CHECKING:
+    import torch
+
 # Begins the names of folders in the model repository that a killed run leaves, and the next one deletes.
 WORK = ".assembling-"
-ADAPTER = f"{Path(ADAPTER_WEIGHTS).stem}.bin"
+ADAPTER, PICKLED_INDEX = "adapter_model.bin", "pytorch_model.bin.index.json"
+# At the top, or in the folder of a sentence-transformers module: 1_Pooling, or query_0_Dense of a Router.
+PLACE = r"((\w+_)?\d+_[A-Za-z]+/){0,2}"
 PICKLES = re.compile(
-    "|".join(
-        (
-            rf"({PLACE}|{VOCODER}/)pytorch_model(-\d{{5}}-of-\d{{5}})?\.bin",
-            *(re.escape(f"{Path(head).stem}.pt") for head in HEADS),
-            re.escape(ADAPTER),
-            in_folders(ADAPTER),
-        )
-    )
+    rf"({PLACE}|vocoder/)pytorch_model(-\d{{5}}-of-\d{{5}})?\.bin|(sparse|colbert)_linear\.pt|"
+    rf"(?!(.*/)?checkpoint-\d)([^/.][^/]*/)*{re.escape(ADAPTER)}"
 )
-PICKLED_INDEX = "pytorch_model.bin.index.json"
 SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
-SECONDS, BYTES_PER_SECOND = 300, 5_000_000  # how long reading may take, also from a slow disk
+# Reading a file may take this much memory, and more by its size: tensors that share memory are written one by one, and
+# T5 has its embeddings under four names.
+SLACK, COPIES = 1 << 29, 4
+SECONDS, BYTES_PER_SECOND = 300, 5_000_000  # of the processor
 
 
 def pickles_of(files: Iterable[str]) -> list[str]:
@@ -78,39 +77,99 @@ def as_safetensors(name: str, weights: Path, settings: Settings, repository: Pat
             if file not in pickles:
                 (folder / file).symlink_to((weights / file).resolve())
         with err.status(f"{escape(name)}: converting {pickles[0]} to safetensors"):
-            convert(name, weights, folder, pickles)
+            for file in pickles:
+                convert(name, file, weights / file, folder / safe_name(file))
+        for index in {(folder / file).with_name(PICKLED_INDEX) for file in pickles if SHARD.search(file)}:
+            content = read_json(name, index)
+            if isinstance(places := content.get("weight_map"), dict):
+                content["weight_map"] = {key: safe_name(str(file)) for key, file in places.items()}
+            index.with_name(INDEX).write_text(json.dumps(content))
         more = f" and {len(pickles) - 1} more" if len(pickles) > 1 else ""
         out.print(f"{name}: {pickles[0]}{more} converted to safetensors; only tensors were read", markup=False)
         yield folder
 
 
-def convert(name: str, weights: Path, folder: Path, pickles: list[str]) -> None:
-    """Write the pickles of `weights` as safetensors into the folder. Raise UserError if one holds more than tensors."""
-    size = sum((weights / file).stat().st_size for file in pickles)
-    if size > (free := shutil.disk_usage(folder).free):
-        raise UserError(
-            f"{name}: its weights take {decimal(size)} as safetensors, but the disk of {folder.parent} has only "
-            f"{decimal(free)} free. Make room there, or set MODEL_REPOSITORY to a folder on another disk"
-        )
-    paths = [str(path) for file in pickles for path in (weights / file, folder / safe_name(file))]
-    command = [sys.executable, "-m", "triton_transformers.models.unpickle", *paths]
-    seconds = SECONDS + size // BYTES_PER_SECOND
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{name}: reading {pickles[0]} took more than {seconds} s: choose another model") from None
+def convert(name: str, file: str, source: Path, target: Path) -> None:
+    """Write a pickle as safetensors, in a process of its own. Raise UserError if it is not what transformers reads."""
+    command = [sys.executable, "-m", "triton_transformers.models.pickles", str(source), str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.stdout:
-        file, reason = done.stdout.splitlines()
-        raise UserError(
-            f"{name}: {Path(file).relative_to(weights)} {reason}: download it again, or choose another model"
-        )
+        raise UserError(f"{name}: {file} {done.stdout}: download it again, or choose another model")
     if done.returncode:
         raise UserError(
-            f"{name}: the process that reads {pickles[0]} ended with {done.returncode}, perhaps because the memory was "
-            "full: make room, or choose another model"
+            f"{name}: the process that converts {file} ended with {done.returncode}: make room in memory and on "
+            "the disk, or choose another model"
         )
-    for place in {(folder / file).parent for file in pickles if SHARD.search(file)}:
-        index = read_json(name, place / PICKLED_INDEX)
-        if isinstance(files := index.get("weight_map"), dict):
-            index["weight_map"] = {key: safe_name(str(file)) for key, file in files.items()}
-        (place / INDEX).write_text(json.dumps(index))
+
+
+# --- in the process of its own ----------------------------------------------------------------------------------------
+
+
+class UnreadableError(Exception):
+    """A file that PyTorch reads, but not as transformers does. The message completes a sentence about the file."""
+
+
+def main(source: Path, target: Path) -> None:
+    """Write the tensors of a file as safetensors, or print why not."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.set_num_threads(1)  # each thread would reserve memory
+    limit(source.stat().st_size)
+    try:
+        tensors = read(source)
+    except Exception as error:  # a damaged file makes torch raise anything
+        print(reason(error), end="")
+    else:
+        save_file(tensors, target, metadata={"format": "pt"})
+
+
+def limit(size: int) -> None:
+    """Let this process take the memory and time that a file of this size explains, and no more memory than is free."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(memory["MemAvailable"].split()[0]) * 1024
+    # The file itself is mapped, and needs no memory.
+    most = used + size + min(COPIES * size + SLACK, free)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS + size // BYTES_PER_SECOND,) * 2)
+
+
+def read(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file, without what else its top level may have, such as a count of steps."""
+    import torch
+
+    with path.open("rb") as content:
+        start = content.read(64)
+    if start.startswith(b"version https://git-lfs"):
+        raise UnreadableError("is a pointer of Git LFS instead of the file")
+    is_zip = start.startswith(b"PK\3\4")
+    if is_zip and any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(path).infolist()):
+        raise UnreadableError("is compressed, or a program of TorchScript")  # a mapped file is read as it is stored
+    state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    tensors, memories = {}, set()
+    for name, value in state.items() if isinstance(state, dict) else ():
+        if isinstance(name, str) and isinstance(value, torch.Tensor):
+            tensor, memory = value.detach(), value.untyped_storage().data_ptr()
+            # safetensors takes no two tensors of one memory. Which of them a model ties again, only the model knows.
+            shared = memory in memories or not tensor.is_contiguous()
+            tensors[name] = tensor.clone(memory_format=torch.contiguous_format) if shared else tensor
+            memories.add(memory)
+    if not tensors:
+        raise UnreadableError("has no tensors by name at its top level, where transformers reads them")
+    return tensors
+
+
+def reason(error: Exception) -> str:
+    """Return why a file is not read, as the end of a sentence about it."""
+    if isinstance(error, UnreadableError):
+        return str(error)
+    if code := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return f"holds code ({code[1]}), which was not run"
+    if isinstance(error, MemoryError) or "memory" in str(error):
+        return "takes more memory than its size explains, or than is free"
+    return f"is damaged, or holds more than tensors, and nothing of it was run ({type(error).__name__})"
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

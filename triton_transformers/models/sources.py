@@ -121,24 +121,18 @@ class Weights:
 
 @contextlib.contextmanager
 def open_weights(source: Source, settings: Settings, repository: Path, is_adapter: bool = False) -> Iterator[Weights]:
-    """Yield the weights of a model, or of an adapter, as a local folder that has no pickles."""
-    with (
-        open_stored(source, settings, repository, is_adapter) as own,
-        as_safetensors(own.name, own.folder, settings, repository) as folder,
-    ):
-        yield own if folder == own.folder else replace(own, folder=folder, movable=True)
-
-
-@contextlib.contextmanager
-def open_stored(source: Source, settings: Settings, repository: Path, is_adapter: bool) -> Iterator[Weights]:
-    """Yield the weights as their source has them, after a download if the source is the Hub."""
-    if not isinstance(source, Hub):
-        yield Weights(source.verify(is_adapter), str(source), identity(source))
-        return
-    with download(source.repository, source.revision, settings, repository, is_adapter) as (folder, commit):
-        pinned = Hub(source.repository, commit)
-        requested = "" if source.revision in ("", commit) else f" {source.revision}"
-        yield Weights(folder, str(pinned), identity(pinned) + requested, movable=True)
+    """Yield the weights of a model, or of an adapter, as a local folder without pickles, downloaded if need be."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(source, Hub):
+            files = download(source.repository, source.revision, settings, repository, is_adapter)
+            folder, commit = stack.enter_context(files)
+            pinned = Hub(source.repository, commit)
+            requested = "" if source.revision in ("", commit) else f" {source.revision}"
+            weights = Weights(folder, str(pinned), identity(pinned) + requested, movable=True)
+        else:
+            weights = Weights(source.verify(is_adapter), str(source), identity(source))
+        folder = stack.enter_context(as_safetensors(weights.name, weights.folder, settings, repository))
+        yield weights if folder == weights.folder else replace(weights, folder=folder, movable=True)
 
 
 def identity(source: Source, recorded: str = "") -> str:

@@ -153,10 +153,6 @@ LIST = "docs/models.md lists what is served"
 MULTI_VECTOR_CLASSES = ("MultiVectorEncoder", "ColBERT")
 # The heads of BGE-M3, beside the weights of its encoder.
 HEADS = ("sparse_linear.safetensors", "colbert_linear.safetensors")
-# The folder of the network that turns spectrograms into sound; also in shared/pipeline_classes.py.
-VOCODER = "vocoder"
-# At the top, or in the folder of a sentence-transformers module: 1_Pooling, or query_0_Dense of a Router.
-PLACE = r"((\w+_)?\d+_[A-Za-z]+/){0,2}"
 # The files that turn inputs into tensors.
 TOKENIZER = ("tokenizer*.json", "vocab.*", "*.model", "*.tiktoken")
 IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")

@@ -27,11 +27,12 @@ from triton_transformers.models.pipeline_answers import PNG, defect
 from triton_transformers.models.pipeline_examples import TRAITS, Traits
 from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE_TASKS
 from triton_transformers.models.silence import quiet
-from triton_transformers.models.tasks import VOCODER, architectures_of, read_config
+from triton_transformers.models.tasks import architectures_of, read_config
 from triton_transformers.models.unsupported import check_weights
 from triton_transformers.settings import UserError
 
 MAX_BATCH = 16
+VOCODER = "vocoder"  # also in shared/pipeline_classes.py and pickles.py
 GRAPH = "graph"  # also in shared/pipeline_graph.py
 WORTHWHILE = 1.1  # a graph must be this many times as fast
 EXAMPLES = 4
