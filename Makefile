@@ -31,15 +31,15 @@ installed = $(if $(filter docker,$(runtime)),$(tools),$(serving))
 
 # As a prerequisite, $(installed) would work out the runtime for every target, because make expands it as it reads this.
 packages: ; @$(MAKE) --silent $(installed)
-# The commands for Oracle Cloud need its SDK too, and `make build` writes bills of materials.
-packages-oci packages-sboms: packages-%: ; @$(MAKE) --silent $(installed) $(venv)/.installed-$*
-.PHONY: packages packages-oci packages-sboms
+# The commands for Oracle Cloud need its SDK too.
+packages-oci: ; @$(MAKE) --silent $(installed) $(venv)/.installed-oci
+.PHONY: packages packages-oci
 
 $(venv)/.installed-%: uv.lock pyproject.toml
 	@scripts/make/install.sh $(venv) $*
 	@touch $@ $(addprefix $(venv)/.installed-,$(holds_$*))
 holds_stack := tools
-holds_all := tools stack oci sboms
+holds_all := tools stack oci
 
 # `down`, `status`, `logs` and `clean` must not trigger an install. Without any package, no runtime is worked out either.
 is_installed = $(and $(wildcard $(tools)),$(wildcard $(installed)))
@@ -77,7 +77,7 @@ generate: packages ## Have the running model continue PROMPT="...": SYSTEM=gpt2_
 package: models ## Pack the models of SYSTEMS into one zip, for a cloud's model catalogue
 	@$(python) -m triton_transformers.models.package
 
-build: packages-sboms ## Build the images of PROFILE and list what is in each; TAG=name: an image with only what SYSTEMS need
+build: packages ## Build the images of PROFILE; TAG=name: an image with only what SYSTEMS need
 	@$(stack) build
 
 build-cpu: ## Build the images of PROFILE=cpu

@@ -17,7 +17,7 @@ limit_s=${LIMIT_S:-560}
 # The machine has these, for its own CUDA, or in versions that do not matter.
 there='torch|triton|nvidia-[^p].*|cuda-.*|onnx|onnxruntime|pandas|ml-dtypes|sympy|networkx|fonttools|hf-xet'
 # No step runs these.
-unused='openvino.*|nncf|av|xgrammar|gguf|compressed-tensors|soundfile|soxr|jsonschema.*|cyclonedx.*'
+unused='openvino.*|nncf|av|xgrammar|gguf|compressed-tensors|soundfile|soxr|jsonschema.*'
 
 usage() {
   cat <<END

@@ -1,7 +1,4 @@
-"""make audit: compare packages and releases of Triton with known vulnerabilities.
-
-The packages are those of uv.lock and those of images, which `make build` lists in bills of materials.
-"""
+"""make audit: compare the packages of uv.lock and the pinned releases of Triton with known vulnerabilities."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from rich.markup import escape
 
-from scripts.stack.base import SBOMS
 from triton_transformers.cli import err, out, print_table, run
 from triton_transformers.settings import ROOT, Settings, UserError, pins
 
@@ -38,14 +34,13 @@ UNKNOWN = 2
 
 @dataclass(frozen=True)
 class Finding:
-    """A known vulnerability of something that is pinned or in an image, or all of one bulletin."""
+    """A known vulnerability of something that is pinned, or all of one bulletin."""
 
     pin: str
     version: str
     label: str
     ids: frozenset[str]
     fixed: str
-    image: str = ""
 
     def accepted(self, known: Mapping[str, Any]) -> str:
         """Return why it is accepted, or nothing."""
@@ -86,29 +81,7 @@ def bulletins(tritons: Mapping[str, str], known: Mapping[str, Any]) -> list[Find
     return findings
 
 
-def image_packages(folder: Path, pinned: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
-    """Return, by image, the Python packages that its bill of materials lists and the lock does not.
-
-    If an image has two versions of a package, it gets two dictionaries.
-    """
-    by_image: dict[str, list[dict[str, str]]] = {}
-    for path in sorted(folder.glob("*.cdx.json")):
-        bill = json.loads(path.read_text())
-        # The label of a build, such as +cpu, is no part of the version that databases know.
-        installed: set[tuple[str, str]] = {
-            (canonicalize_name(component["name"]), component["version"].partition("+")[0])
-            for component in bill["components"]
-            if component.get("purl", "").startswith("pkg:pypi/")
-        }
-        others = sorted(installed - pinned.items())
-        versions = by_image[bill["metadata"]["component"]["name"]] = []
-        while others:
-            versions.append(dict(others))
-            others = [(name, version) for name, version in others if versions[-1][name] != version]
-    return by_image
-
-
-def packages(pinned: Mapping[str, str], database: Path, image: str = "") -> list[Finding]:
+def packages(pinned: Mapping[str, str], database: Path) -> list[Finding]:
     """Return the known vulnerabilities of the packages."""
     merged: list[Finding] = []
     for name, ids, fixed in vulnerabilities(database, pinned):
@@ -116,7 +89,7 @@ def packages(pinned: Mapping[str, str], database: Path, image: str = "") -> list
         same = [finding for finding in merged if finding.pin == name and finding.ids & {*ids}]
         all_ids = frozenset(ids).union(*(finding.ids for finding in same))
         merged = [finding for finding in merged if finding not in same]
-        merged.append(Finding(name, pinned[name], min(all_ids), all_ids, ", ".join(fixed) or "-", image))
+        merged.append(Finding(name, pinned[name], min(all_ids), all_ids, ", ".join(fixed) or "-"))
     return merged
 
 
@@ -211,8 +184,7 @@ def show(findings: list[Finding], known: Mapping[str, Any]) -> None:
         if reason := finding.accepted(known):
             reasons[f"{finding.pin}: {reason}"] = None
         accepted = "yes" if reason else "[red]no[/]"
-        where = f"{finding.pin} in {finding.image}" if finding.image else finding.pin
-        rows.append([where, finding.version, finding.label, finding.fixed, accepted])
+        rows.append([finding.pin, finding.version, finding.label, finding.fixed, accepted])
     if rows:
         print_table(columns, rows, text_columns=columns)
     else:
@@ -227,24 +199,17 @@ def main() -> int:
     problem = ""
     tritons = releases(images, pinned, known)
     findings = bulletins(tritons, known)
-    built = image_packages(settings.local_state / SBOMS, pinned)
     try:
         with osv_database(settings.osv_database) as database:
             findings += packages(pinned, database)
-            for image, versions in built.items():
-                for others in versions:
-                    findings += packages(others, database, image)
     except UserError as error:
         problem = str(error)
     show(findings, known)
     if not problem:
-        out.print(f"compared: the packages of {', '.join(['uv.lock', *built])}")
+        out.print("compared: the packages of uv.lock")
     out.print(f"NVIDIA's bulletins: as of {known['checked']}, in scripts/audit/known.toml")
     unknown = ", ".join(f"{name}={image}" for name, image in images.items() if name not in tritons)
-    out.print(
-        f"not compared: {unknown}, and Debian's packages in all images. An image scanner knows them; `make build` "
-        f"lists those of our images in {settings['LOCAL_STATE']}/{SBOMS}"
-    )
+    out.print(f"not compared: {unknown}, and Debian's packages in all images. An image scanner knows them")
     if problem:
         err.print(f"[red]error:[/] packages were not compared: {escape(problem)}")
     if any(not finding.accepted(known) for finding in findings):

@@ -45,8 +45,6 @@ PORTS = {
     "traces": ["TRACE_PORT"],
     "jaeger": ["JAEGER_PORT"],
 }
-# The folder of the images' bills of materials, below LOCAL_STATE.
-SBOMS = "sboms"
 # Program with a web page -> the path that answers once the program is ready.
 PROBES = {"gateway": "/health", "prometheus": "/-/ready", "grafana": "/api/health", "jaeger": "/"}
 GATEWAY_SETTINGS = restarting("gateway")

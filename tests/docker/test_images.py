@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import subprocess
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
-from packaging.utils import canonicalize_name
 
 from scripts.audit.__main__ import locked
 from tests.docker.conftest import docker, run_in
@@ -25,6 +21,7 @@ TRITON, EXPORTER, GATEWAY, LOADTEST = OURS = ("cpu-pypi", "exporter:debian", "ga
 def built(stack):
     done = stack.make("build-cpu", timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"built {stack.image(image)}\n" in done.stdout for image in OURS)
     return stack
 
 
@@ -61,45 +58,9 @@ def test_gateway_image_is_small_and_has_no_more_than_it_imports(built):
     assert run_in(image, "command -v apt-get dpkg perl || true") == ""
 
 
-@pytest.mark.parametrize("image", OURS)
-def test_bill_of_materials_lists_what_the_image_has(built, image):
-    image = built.image(image)
-    text = (built.folder / f"state/sboms/{image.replace(':', '-')}.cdx.json").read_text()
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    bill = json.loads(text)
-    subject = bill["metadata"]["component"]
-    assert (subject["name"], subject["version"]) == (image, docker("image", "inspect", "--format", "{{.Id}}", image))
-
-    def listed(kind: str) -> set[str]:
-        packages = [c for c in bill["components"] if c.get("purl", "").startswith(f"pkg:{kind}/")]
-        return {f"{package['name']}={package['version']}" for package in packages}
-
-    # The gateway has the list of dpkg without the program.
-    status = run_in(image, "cat /var/lib/dpkg/status")
-    assert listed("deb") == {
-        "=".join(pair) for pair in re.findall(r"^Package: (\S+)\n(?:.+\n)*?Version: (\S+)", status, re.M)
-    }
-    code = "from importlib.metadata import distributions as d; print(*{f'{p.name}={p.version}' for p in d()})"
-    installed = {canonicalized(package) for package in run_in(image, f'python3 -c "{code}"').split()}
-    assert {canonicalized(package) for package in listed("pypi")} >= installed
-    assert any(package.startswith("numpy=") for package in installed)
-    base = next(c for c in bill["components"] if c["type"] == "container")
-    record = json.loads(docker("image", "inspect", base["name"]))[0]
-    assert base["version"] in (record["Id"], *(name.partition("@")[2] for name in record["RepoDigests"]))
-
-
-def canonicalized(package: str) -> str:
-    name, _, version = package.partition("=")
-    return f"{canonicalize_name(name)}={version}"
-
-
-def test_bill_of_materials_has_tritons_wheel_and_binaries(built):
-    text = (built.folder / f"state/sboms/{built.project}-cpu-pypi.cdx.json").read_text()
-    components = {component["name"]: component for component in json.loads(text)["components"]}
-    assert components["nvidia-pytriton"]["version"] == locked()["nvidia-pytriton"]
-    server = "/opt/pytriton/tritonserver/bin/tritonserver"
-    assert components[server]["hashes"][0]["content"] == run_in(built.image(TRITON), f"sha256sum {server}").split()[0]
-    assert any(name.startswith("/opt/nvidia_pytriton.libs/") for name in components)
+def test_image_with_tritons_wheel_keeps_its_metadata_for_scanners(built):
+    metadata = run_in(built.image(TRITON), "cat /opt/pytriton/nvidia_pytriton-*.dist-info/METADATA")
+    assert f"\nVersion: {locked()['nvidia-pytriton']}\n" in metadata
 
 
 @pytest.fixture(scope="module")

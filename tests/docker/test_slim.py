@@ -18,7 +18,7 @@ from tests.docker.conftest import docker, run_in
 from tests.support.stacks import SYSTEM
 from triton_transformers.http import opener
 from triton_transformers.ports import free_ports
-from triton_transformers.settings import ROOT, pins
+from triton_transformers.settings import ROOT
 
 pytestmark = pytest.mark.timeout(1800)
 BACKENDS = "/opt/tritonserver/backends"
@@ -86,9 +86,6 @@ def build(stack, repository, tag: str, **settings: str) -> None:
 def test_slim_image_on_nvidias_has_what_its_backends_link_to(new_stack, repository, tags, whole, name, settings):
     image, stack = tags[name], new_stack()
     build(stack, repository, image, SYSTEMS="texts numbers", TRITON_IMAGE=whole, **settings)
-    (bill,) = (stack.folder / "state/sboms").iterdir()
-    built_on = {part["name"] for part in json.loads(bill.read_text())["components"] if part["type"] == "container"}
-    assert built_on == {whole, pins()["TRITON_MIN_IMAGE"]}
     assert set(run_in(image, f"ls {BACKENDS}").split()) == {"onnxruntime", "python", "shared", "tokenizer"}
     assert run_in(image, f"ls {BACKENDS}/onnxruntime") == "libtriton_onnxruntime.so"
     assert run_in(image, "ls /opt/tritonserver/repoagents/checksum") == "libtritonrepoagent_checksum.so"

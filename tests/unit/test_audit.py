@@ -123,25 +123,6 @@ def test_exit_code_is_1_if_a_vulnerability_is_not_accepted(database, monkeypatch
     assert "PYSEC-1" in capsys.readouterr().out
 
 
-def test_packages_of_images_that_differ_from_the_lock_are_compared(database, tmp_path, monkeypatch, capsys):
-    python = [("Jinja2", JINJA), ("torch", "1.13.1+cpu"), ("torch", "2.9")]
-    listed = [*((name, version, "pypi") for name, version in python), ("libc6", "2.36", "deb")]
-    components = [{"name": name, "version": version, "purl": f"pkg:{kind}/{name}"} for name, version, kind in listed]
-    bill = {"metadata": {"component": {"name": "triton:cuda"}}, "components": components}
-    (tmp_path / "sboms").mkdir()
-    (tmp_path / "sboms/triton-cuda.cdx.json").write_text(json.dumps(bill))
-    assert audit.image_packages(tmp_path / "sboms", audit.locked()) == {
-        "triton:cuda": [{"torch": "2.9"}, {"torch": "1.13.1"}]
-    }
-    path = database(advisory("PYSEC-1", "torch") | {"affected": [affected("torch", "1.13.1")]})
-    monkeypatch.setenv("OSV_DATABASE", str(path))
-    monkeypatch.setenv("LOCAL_STATE", str(tmp_path))
-    assert audit.main() == 1
-    printed = capsys.readouterr().out
-    assert "torch in triton:cuda  1.13.1" in printed
-    assert "compared: the packages of uv.lock, triton:cuda\n" in printed
-
-
 def test_accepted_vulnerability_has_a_reason():
     finding = audit.Finding("jinja2", JINJA, "CVE-1", frozenset(["CVE-1", "PYSEC-1"]), "-")
     known = {"accepted": [{"pin": "jinja2", "ids": ["PYSEC-1"], "reason": "unused"}]}

@@ -174,6 +174,24 @@ def test_triton_serves_on_if_an_image_or_its_successor_cannot_be_made(stack, eng
     assert engine.calls[2:] == []
 
 
+def test_only_missing_images_are_pulled(monkeypatch):
+    pulled = []
+
+    def call(command):
+        pulled.append(command[-1])
+        return subprocess.CompletedProcess(command, command[-1] == "nowhere:1")
+
+    def inspect(*command):
+        return subprocess.CompletedProcess(command, command[-1] != "here:1")
+
+    monkeypatch.setattr(preflight, "run", inspect)
+    monkeypatch.setattr(subprocess, "run", call)
+    containers.pull(["here:1", "prom:1"])
+    assert pulled == ["prom:1"]
+    with pytest.raises(UserError, match=r"^nowhere:1 cannot be pulled"):
+        containers.pull(["nowhere:1"])
+
+
 def test_triton_serves_again_if_its_successor_does_not_start(stack, engine):
     engine.start_fails = True
     with pytest.raises(UserError, match="the new Triton did not start, so the old one goes on: no such device"):

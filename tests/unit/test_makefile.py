@@ -38,7 +38,7 @@ class Machine:
 
     def install(self):
         self.write_program("python", PRINT_SETTINGS.format(python=sys.executable))
-        for marker in (f".installed-{group}" for group in ("all", "stack", "tools", "oci", "sboms")):
+        for marker in (f".installed-{group}" for group in ("all", "stack", "tools", "oci")):
             (self.folder / marker).touch()
 
     def run(self, *command, **exported):

@@ -1,11 +1,10 @@
-"""The containers, volumes and images of this checkout, and the images that its own are built on."""
+"""The containers, volumes and images of this checkout, and the images of others that it runs."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scripts.stack.docker import preflight
@@ -66,14 +65,8 @@ def remove_volumes(project: str) -> list[str]:
     return kept
 
 
-def base_images_of(dockerfile: str, arguments: Mapping[str, str]) -> list[str]:
-    """Return the images that a Dockerfile of ours builds on, by the arguments of its build."""
-    names = re.findall(r"^ARG (\w+_IMAGE)\b", (ROOT / dockerfile).read_text(), re.MULTILINE)
-    return [arguments[name] for name in names if name in arguments]
-
-
 def pull(images: Iterable[str]) -> None:
-    """Pull the images that are missing. The build would pull them too, but would not keep their digests."""
+    """Pull the images that are missing."""
     for image in images:
         missing = preflight.run("docker", "image", "inspect", image).returncode
         if missing and subprocess.run(["docker", "pull", image]).returncode:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Collection
 
-from scripts.stack.docker import containers
 from triton_transformers.cli import out
 from triton_transformers.models.backends import ENSEMBLE, by_model, engines
 from triton_transformers.models.package import assembled_models
@@ -37,8 +36,8 @@ ARGUMENTS = (
 )
 
 
-def build(settings: Settings, environment: dict[str, str]) -> dict[str, list[str]]:
-    """Build the image of TAG, and return it with the images that it is built on."""
+def build(settings: Settings, environment: dict[str, str]) -> None:
+    """Build the image of TAG, and print the backends in it."""
     profile = settings.choice("PROFILE", PROFILES)
     repository = settings.model_repository
     for name in settings.systems:
@@ -46,16 +45,10 @@ def build(settings: Settings, environment: dict[str, str]) -> dict[str, list[str
     systems = settings.systems
     backends = checked(by_model(systems, repository, profile), profile, environment)
     used = engines(systems, repository, profile)
-    arguments = dict(environment)
-    if target(profile, environment["TRITON_SOURCE"], used) != "slim":
-        del arguments["TRITON_MIN_IMAGE"]
-    built_on = containers.base_images_of(dockerfile(profile, environment["TRITON_SOURCE"]), arguments)
-    containers.pull(built_on)
     line = command(settings.tag, profile, backends, environment, used)
     if subprocess.run(line, env=environment, cwd=ROOT).returncode:
         raise UserError("the build failed; Docker's message is above")
     out.print(f"{settings.tag}: {', '.join(backends)}")
-    return {settings.tag: built_on}
 
 
 def checked(models: dict[str, str], profile: str, environment: dict[str, str]) -> list[str]:

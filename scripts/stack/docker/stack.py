@@ -20,7 +20,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from loadtest.machine import STACK_CONTAINERS
-from scripts.stack.base import PORTS, SBOMS, WOULD_RESTART, Process, Stack
+from scripts.stack.base import PORTS, WOULD_RESTART, Process, Stack
 from scripts.stack.docker import build_progress, containers, preflight, slim
 from scripts.stack.docker.compose import Compose
 from scripts.stack.docker.containers import DEFINITION, Container
@@ -208,8 +208,7 @@ class DockerStack(Stack):
         files = (MODELS_LOCK, LOADTEST_LOCK, self.compose.written_file, self.record, *self.served.files)
         for path in (self.state / file for file in files):
             path.unlink(missing_ok=True)
-        for folder in (self.state / SBOMS, self.state / "traces"):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.state / "traces", ignore_errors=True)
         for folder in (self.record.parent, self.served.folder, self.state):
             with contextlib.suppress(OSError):  # files of the local runtime are in it, or it does not exist
                 folder.rmdir()
@@ -218,35 +217,19 @@ class DockerStack(Stack):
     # --- building ---------------------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Build the images of the profile, show Docker's own progress, and write the bills of materials."""
-        # Only `make build` installs the packages of this module.
-        from scripts.stack.docker import sboms
-
+        """Build the images of the profile, show Docker's own progress, and print the images' names."""
         preflight.check_build(self.settings, self.compose.nvidia_image)
         if self.settings.tag:
-            images = slim.build(self.settings, self.compose.environment | {"DOCKER_BUILDKIT": "1"})
-        else:
-            images = self.build_services()
-        for image, built_on in images.items():
-            with err.status(f"listing what is in {image}"):
-                path = sboms.write(self.state / SBOMS, image, built_on)
-            out.print(f"contents of {image}: {os.path.relpath(path)}")
-
-    def build_services(self) -> dict[str, list[str]]:
-        """Build the images of the services, and return each with the images that it is built on."""
+            slim.build(self.settings, self.compose.environment | {"DOCKER_BUILDKIT": "1"})
+            return
         services = [self.service("triton"), "gateway", "loadtest"]
         if self.compose.image_tag != "neuron-inf1":  # `make models` does not compile for Inf1
             services.append(self.exporter)
-        composed = self.composed()
-        images = {}
-        for name in services:
-            build = composed[name]["build"]
-            images[composed[name]["image"]] = containers.base_images_of(build["dockerfile"], build["args"])
-        containers.pull(sorted(set().union(*images.values())))
         command = self.compose.command("build", *services, profile="*")
         if subprocess.run(command, env=self.compose.environment, cwd=ROOT).returncode:
             raise UserError("the build failed; Docker's message is above")
-        return images
+        composed = self.composed()
+        out.print(*(f"built {composed[name]['image']}" for name in services), sep="\n")
 
     def composed(self) -> dict[str, Any]:
         """Return the services as compose reads them with the settings."""

@@ -18,7 +18,7 @@ import psutil
 from rich.markup import escape
 
 from loadtest.machine import STACK_PROCESS
-from scripts.stack.base import GATEWAY_SETTINGS, PORTS, SBOMS, WOULD_RESTART, Process, Stack
+from scripts.stack.base import GATEWAY_SETTINGS, PORTS, WOULD_RESTART, Process, Stack
 from scripts.stack.local import preflight, programs, shared_memory
 from scripts.stack.local.supervisor import Supervisor
 from triton_transformers.cli import call, err, out, without_codes
@@ -43,7 +43,6 @@ FOLDERS = (
     "peers",
     "prometheus",
     "run",
-    SBOMS,
     "serving",
     "traces",
     "transformers",
