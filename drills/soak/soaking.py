@@ -136,8 +136,7 @@ def soak(settings: Settings) -> int:
         show(results)
         for complaint in results["complaints"]:
             err.print(f"[red]error:[/] {escape(complaint)}")
-        folder = write(results, settings.reports)
-        out.print(f"\nreport  {folder}/soak.html  (numbers: {folder}/soak.json)")
+        out.print(f"\nreport  {write(results, settings.reports)}")
     return INTERRUPTED if stopped else 1 if results["complaints"] else 0
 
 
