@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -174,6 +175,8 @@ def reason(error: Exception) -> str:
         return str(error)
     if isinstance(error, ImportError):  # whose first sentence names the package
         return f"{' '.join(str(error).split()).partition('. ')[0]}. Choose another model ({LIST})"
+    if missing := re.search(r"requires `(\w+)` to be installed", str(error)):
+        return f"transformers needs the package {missing[1]} for it, which is not part of this release ({LIST})"
     if "Unrecognized configuration class" in str(error):
         return f"transformers has no model of this architecture for the task. Choose another model ({LIST})"
     if "from_pretrained" in {function for _, function in calls}:
