@@ -152,7 +152,7 @@ def test_model_is_assembled_from_a_pickle_and_that_is_printed(tmp_path, capsys):
     settings = Settings.load().replace(MODEL_REPOSITORY=str(repository), SYSTEMS="x", SOURCE=str(weights))
     assemble_all(settings)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "pytorch_model.bin converted to safetensors; only tensors were read" in printed
+    assert "pytorch_model.bin converted to safetensors, tensors only" in printed
     assert not [path for path in repository.rglob("*") if path.suffix == ".bin" or path.name.startswith(".assem")]
     assert (weights / "pytorch_model.bin").is_file()
 

@@ -26,7 +26,7 @@ from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.exporters.served import served_system
 from triton_transformers.models.pipeline_tasks import NEEDS, TEXTS
 from triton_transformers.models.record import Record, read_record
-from triton_transformers.models.tasks import task_of
+from triton_transformers.models.tasks import task_of, type_of_architecture
 from triton_transformers.models.unsupported import check_keys, check_model
 from triton_transformers.settings import Settings, UserError
 
@@ -62,10 +62,22 @@ WITHOUT_SMALL_MODEL = {
     "TableTransformerForObjectDetection": "transformers needs timm for it, which needs torchvision",
     **dict.fromkeys(
         ("FuyuForCausalLM", "GitForCausalLM", "GroundingDinoForObjectDetection", "Qwen2AudioForConditionalGeneration",
-         "Qwen2_5OmniModel", "Qwen3ASRForConditionalGeneration"),
+         "Qwen2_5OmniModel", "Qwen3ASRForConditionalGeneration", "WhisperModel"),
         "no small model with processors of its sizes exists here",
     ),
+    **dict.fromkeys(
+        ("BertForPreTraining", "LayoutLMv3ForTokenClassification", "MobileBertForPreTraining",
+         "SpeechT5ForSpeechToSpeech", "Wav2Vec2ForPreTraining", "WavLMModel"),
+        "no task serves it: docs/models.md",
+    ),
 }  # fmt: skip
+# Files with which the library itself fails.
+UNREADABLE = {
+    "nikhil-solankii-bart-large~5": "no id of the token that begins a text, so generate() raises ValueError",
+    "nikhil-solankii-bart-large~6": "no id of the token that begins a text, so generate() raises ValueError",
+    "salesforce-LAVIS__bert_config": "cross-attention in a BERT that is no decoder: BertLayer raises ValueError",
+    "sgl-project-ome__dbrx_132b": "ffn_act_fn is a text, and DbrxConfig takes an object",
+}
 PROMPTS = ("I am going", "Which battery", "It")
 NEW_TOKENS = 8
 
@@ -111,8 +123,12 @@ def small_models() -> list[Any]:
         if (
             real.architecture not in names - WITHOUT_SMALL_MODEL.keys()
             or reason(real.name)
+            or real.name in UNREADABLE
             or "quantization_config" in real.config
+            # One small model of this class exists.
+            or (real.architecture == "VisionEncoderDecoderModel" and not is_vit(**real.config["encoder"]))
             or "auto_map" in real.config
+            or type_of_architecture(real.architecture) != real.config["model_type"]  # test_config_completion.py
         ):
             continue
         pair = (real.config["model_type"], real.architecture)
@@ -122,28 +138,29 @@ def small_models() -> list[Any]:
     return chosen
 
 
+def is_vit(model_type: str, num_channels: int = 3, **_: Any) -> bool:
+    return (model_type, num_channels) == ("vit", 3)
+
+
 @pytest.mark.parametrize("real", small_models())
 def test_small_model_with_real_keys_answers_as_the_library(real, tmp_path, pb_utils):
-    try:
-        check_model("m", real.write(tmp_path / "real"), trust_remote_code=False)
-        task = task_of(tmp_path / "real", "m")
-    except UserError as error:
-        pytest.skip(f"{real.architecture} is not served: {error}")
+    task = task_of(real.write(tmp_path / "real"), "m")
     weights = real.save(tmp_path / "weights", task)
-    record = assembled(weights, tmp_path / "models", task)
-    if task in TEXTS:
+    generates = real.architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    record = assembled(weights, tmp_path / "models", "openvino-fp32" if generates else "")
+    if record.task in TEXTS:
         check_texts(weights, tmp_path / "models", record)
     elif record.format == "openvino-fp32":
         check_generation(weights, tmp_path / "models/m")
-    elif record.format == "python" and task == "text-generation":
+    elif record.format == "python" and generates:
         check_decoder(weights)
     # All other recipes compare what they make with the library's answers themselves, alone and in a batch.
 
 
-def assembled(weights: Path, repository: Path, task: str) -> Record:
+def assembled(weights: Path, repository: Path, form: str) -> Record:
     settings = Settings.load().replace(SYSTEMS="m", SOURCE=str(weights), MODEL_REPOSITORY=str(repository))
     try:
-        assemble_all(settings.replace(FORMAT="openvino-fp32" if task == "text-generation" else ""))
+        assemble_all(settings.replace(FORMAT=form))
     except UserError as error:
         if "FORMAT=python serves it" not in str(error):
             raise
@@ -208,11 +225,12 @@ def check_generation(weights: Path, folder: Path) -> None:
 
 def check_decoder(weights: Path) -> None:
     model, tokenizer = library(weights)
+    expected = [greedy(model, tokenizer, prompt) for prompt in PROMPTS]
     decoder = Decoder(model, tokenizer)
     options = Options(max_new_tokens=NEW_TOKENS, temperature=0.0, top_p=1.0, seed=1, stop=())
     rows = [Row(prompt, decoder.encode(prompt), options) for prompt in PROMPTS]
     decoder.generate(rows, lambda: None)
-    assert [row.text for row in rows] == [greedy(model, tokenizer, prompt) for prompt in PROMPTS]
+    assert [row.text for row in rows] == expected
 
 
 def greedy(model: Any, tokenizer: Any, prompt: str) -> str:

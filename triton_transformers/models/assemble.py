@@ -157,7 +157,9 @@ def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
             for part in transformers_of(job.weights):
                 check_network(name, part, job.task)
         return recipe.assemble(job)
-    except UserError:
+    except UserError as error:
+        # The folder may be a view of the weights, of which the user knows the name only.
+        error.args = (str(error).replace(str(job.weights), name),)
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno:  # from the file system; transformers' own have no number

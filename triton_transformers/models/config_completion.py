@@ -69,6 +69,7 @@ def completed_architecture(weights: Weights, config: dict[str, Any], task: str) 
     Raise UserError if it names a class of other code, or of another type, whose weights no class of the type has.
     """
     import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind, named = config.get("model_type"), next(iter(architectures_of(config)), "")
     if not isinstance(kind, str) or not (classes := classes_of(kind)):
@@ -77,7 +78,8 @@ def completed_architecture(weights: Weights, config: dict[str, Any], task: str) 
     is_of_other_library = (weights.folder / "modules.json").exists() or is_multi_vector(weights.folder, config)
     if not has_weights or own_code(config) or is_of_other_library:
         return ""
-    if not named or (named == classes[-1] and config.get("is_encoder_decoder")):  # pipelines load a tied head, too
+    is_encoder_decoder = config.get("is_encoder_decoder", getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False))
+    if not named or (named == classes[-1] and is_encoder_decoder):  # pipelines load a tied head, too
         fitting = fitting_class(weights.folder, classes)
         return fitting if fitting != named else ""
     own = OLD_NAMES.get(named, named).lower()

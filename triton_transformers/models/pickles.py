@@ -85,7 +85,7 @@ def as_safetensors(name: str, weights: Path, settings: Settings, repository: Pat
                 content["weight_map"] = {key: safe_name(str(file)) for key, file in places.items()}
             index.with_name(INDEX).write_text(json.dumps(content))
         more = f" and {len(pickles) - 1} more" if len(pickles) > 1 else ""
-        out.print(f"{name}: {pickles[0]}{more} converted to safetensors; only tensors were read", markup=False)
+        out.print(f"{name}: {pickles[0]}{more} converted to safetensors, tensors only", markup=False)
         yield folder
 
 

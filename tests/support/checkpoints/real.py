@@ -27,7 +27,6 @@ CORPUS = Path(__file__).parents[2] / "unit/recorded/real_configs.jsonl"
 POSITIONS = 300  # more than the 256 tokens that pipelines generate
 LABELS = ("id2label", "label2id")
 LARGEST = 10_000_000  # weights
-IMAGE_SIZES = ("size", "crop_size", "pad_size")  # of a processor: those of the small model stay whole
 # Lists with an entry for each layer, of which a small model has two.
 PER_LAYER = re.compile(r"layer_types|attention_layers|attn_type_list|no_rope_layers|attention_window")
 # Keys of tokens, which a small vocabulary may lack, and keys of a tokenizer's file that belong to its vocabulary.
@@ -35,12 +34,16 @@ TOKENS = re.compile(r"\w*token_ids?|\w*tokens|\w*_ids")
 OF_VOCABULARY = re.compile(
     r"added_tokens_decoder|tokenizer_class|processor_class|model_max_length|auto_map|\w*_tokens?"
 )
+# Layers, pixels and tokens that the small model lacks, beside those that it has.
+LEFT_OUT = re.compile(r"out_features|out_indices|stage_names|size|crop_size|pad_size|do_center_crop|\w*_to_id")
+# Numbers that change what is computed, and not the sizes of weights.
+KEPT = re.compile(r"window_size|shared_expert_intermediate_size")
 # The type of a model -> sizes whose names do not show that they depend on others.
 FITTING: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"kv_n_heads": 2}},
-    "deberta-v2": {"pooler_hidden_size": WIDTH},
+    "deberta-v2": {"pooler_hidden_size": WIDTH, "attention_head_size": 8},
+    "gemma2": {"sliding_window_size": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
-    "beit": {"out_features": None, "out_indices": None},
     "led": {
         "max_encoder_position_embeddings": POSITIONS,
         "max_decoder_position_embeddings": POSITIONS,
@@ -143,17 +146,20 @@ def shrunk(real: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     vocabulary = sizes.get("vocab_size", 40)
     settings = dict(sizes)
     for key, value in real.items():
+        if LEFT_OUT.fullmatch(key):
+            continue
         if key in LABELS:
             settings[key] = renumbered(value)
-        elif isinstance(value, dict) and not (key in IMAGE_SIZES and key in sizes):
-            settings[key] = shrunk(value, sizes[key] if isinstance(sizes.get(key), dict) else {})
+        elif isinstance(value, dict):
+            own = sizes.get(key.removesuffix("_dict"))
+            settings[key] = shrunk(value, own if isinstance(own, dict) else {})
         elif key in sizes:
             continue
         elif TOKENS.fullmatch(key):
             settings[key] = within(value, vocabulary)
         elif PER_LAYER.fullmatch(key) and isinstance(value, list):
             settings[key] = value[:2]
-        elif isinstance(value, int) and not isinstance(value, bool):
+        elif isinstance(value, int) and not isinstance(value, bool) and not KEPT.fullmatch(key):
             settings[key] = next((size for names, size in SIZES if re.fullmatch(names, key)), value)
         else:
             settings[key] = value

@@ -49,6 +49,8 @@ class Decoder:
         # Drop the checkpoint's settings: a penalty on repetition would count a row's padding, which depends on the rest
         # of the batch. Each row ends by itself, because it may ignore end tokens.
         model.generation_config = transformers.GenerationConfig()
+        # A loss of training, which fails for a batch with a cache. Some files ask for it.
+        model.config.get_text_config(decoder=True).output_router_logits = False
         self.vocabulary, self.context, self.shared_context, self.device = self.traits()
         self.padding = next(
             token for token in (tokenizer.pad_token_id, *sorted(self.end_tokens), 0) if token is not None

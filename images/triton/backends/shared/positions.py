@@ -54,7 +54,8 @@ def position_limit(model: Any) -> float:
 
 def context_of(model: Any, config: Any) -> int | None:
     """Return the length of the texts of a language model, or None without a limit, for which XLNet's config has -1."""
-    limits = (getattr(config, "max_position_embeddings", None) or 0, position_limit(model))
+    names = ("max_position_embeddings", "max_seq_len")  # MPT has the second
+    limits = (*(getattr(config, name, None) or 0 for name in names), position_limit(model))
     return min((int(limit) for limit in limits if 0 < limit < math.inf), default=None)
 
 
