@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,7 +53,8 @@ def completed(weights: Weights, folder: Path, task: str) -> Iterator[Weights]:
         changes["id2label"] = {number: str(label) for number, label in labels.items()}
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name) as links:
         if changes and not weights.movable:
-            shutil.copytree(weights.folder, links, copy_function=os.symlink, dirs_exist_ok=True)
+            for path in weights.folder.iterdir():
+                (Path(links) / path.name).symlink_to(path)
             weights = replace(weights, folder=Path(links))
         if changes:
             (weights.folder / "config.json").unlink()  # it may be a link to that of a user

@@ -33,7 +33,8 @@ HARMLESS = (
     "mask_feature_*", "mask_time_*", "output_past", "output_router_logits", "predict_special_tokens",
     "repad_logits_with_grad", "seq_aux", "train_*", "training_*",
     # speed, memory, and the accuracy of intermediate results
-    "*attn_implementation", "*_in_fp32", "bias_dropout_fusion", "cache_implementation", "fused_*", "inference_runner",
+    "*attn_implementation", "*_in_fp32", "bias_dropout_fusion", "cache_implementation", "fuse_*", "fused_*",
+    "inference_runner",
     "masked_softmax_fusion", "num_logits_to_keep", "pad_key_length", "pre_allocate_kv_cache", "pretraining_tp",
     "reference_compile", "skip_bias_add*", "slow_but_exact", "unpad_inputs", "use_cache", "use_flash_attention*",
     "use_flash_attn", "use_fused_*", "use_memory_efficient_attention", "use_xformers", "validate_runner_input",
@@ -51,27 +52,31 @@ HARMLESS = (
     "ignore_index", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor", "use_base_siglip",
     # what earlier releases wrote, and none reads any more
     "directionality", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks",
-    "offset_alibi", "path_norm", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+    "path_norm", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_",
 )  # fmt: skip
 # What changes the numbers of a network -> the keys that set it. A class must read such a key, unless the value asks for
 # what the class does anyway. Sizes are not here: the names and shapes of the weights show them.
 DECISIVE = {
-    "positions": r".*(rope|rotary|alibi|mrope).*|pos_embd|pos(ition)?_(emb\w*|encoding)_type|static_pos\w*_embeddings",
+    "positions": (
+        r".*(rope|rotary|alibi).*|pos(ition)?_(embd|emb(ed(ding)?)?s?|encoding)(_type)?|static_pos\w*_embeddings"
+        r"|.*logn_attn|use_dynamic_ntk|ntk_(alpha|factor)|yarn_factor"
+    ),
     "attention": (
-        r".*sliding_window.*|(attention_)?window(_size)?|attention_(chunk_size|types|layers|mode)|layer_types"
-        r"|.*causal.*|.*bidirectional.*|.*soft_?cap.*|.*logits?_cap.*"
+        r".*sliding_window.*|.*window(_sizes?)?|attention_(chunk_size|types|layers|mode)|layer_types"
+        r"|.*causal.*|.*bidirectional.*|.*soft_?cap.*|.*logits?_cap.*|clip_qkv|attention_sinks"
     ),
     "scales": (
-        r"(.*_)?(attn|attention|softmax|logits?|query|qk|residual|emb(ed(ding)?)?|lm_head|key)_(scale|scaling|multiplier)"
-        r"|query_pre_attn_scalar|scale_(attn|emb|logits|depth|decoder).*"
+        r"(.*_)?(attn|attention|softmax|logits?|query|qk|residual|emb\w*|lm_head|key|output)"
+        r"_(scale|scaling|multiplier)(_scale)?|query_pre_attn_scalar|scale_(attn|emb|logits|depth|decoder|qk).*|mup_.*"
+        r"|(.*_)?(attention|softmax)_temperature|attn_temperature_tuning"
     ),
     "norms": (
         r".*qk_?(layer_?)?norms?|normalize_(before|embedding)|add_final_layer_norm|rms_?norm"
         r"|apply_residual_connection_post_layernorm|(use_)?parallel_(attn|residual)"
     ),
     "accuracy of norms": r"(.*_)?(layer_?|rms_?)?norm_eps(ilon)?",
-    "activations": r"hidden_act(ivation)?|activation(_function)?|act_fn|ff_activation|mlp_act\w*",
+    "activations": r"(mlp_)?hidden_act(ivation)?|activation(_function)?|act_fn|ff_activation|mlp_act\w*",
     "pooling": r"pool(ing)?_(mode|type|strategy)",
     "experts": r".*experts.*|shared_expert_intermediate_size",
     "other code": (
@@ -82,20 +87,28 @@ DECISIVE = {
 # Flags among these keys -> the code of a class that does it always. A class without this code never does it.
 ALWAYS = {
     "add_type_embeddings": "token_type_embeddings",
-    "is_causal|scale_attn_weights|scale_decoder_outputs": "",
+    "is_causal": "ForCausalLM",
+    "scale_attn_weights|scale_decoder_outputs": "",
     "normalize_embedding": "layernorm_embedding",
     "normalize_before|add_final_layer_norm": r"residual = hidden_states\s+hidden_states = self\.self_attn_layer_norm",
     "rms_?norm": "RMSNorm",
-    "rope|rotary": "rotary_pos_emb",
+    "(use_)?(rope|rotary(_pos_emb)?)": "rotary_pos_emb",
     "static_position_embeddings": "Sinusoidal",
     ".*qk_?(layer_?)?norms?": r"\b(q|k|query|key)_(layer)?norm",
 }
-# Values of other such keys that ask for nothing else.
-NEUTRAL = {
-    "attention_mode": "longformer",
-    "position_embedding_type": "absolute",
-    "window_size": 256,  # GPT-Neo's default, in GPT-J's first files: only local layers have windows
+# Values of other such keys that ask for nothing else, for all types of models or for one.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention_mode": ("longformer",),
+    "offset_alibi": (100,),
+    "partial_rotary_factor": (1.0,),
+    "pool_type": ("last",),  # of a decoder's classifier
+    "position_embedding_type": ("absolute", "sans_pos"),  # ModernBERT's files have the second
+    "bamba.attn_rotary_emb": (64,),
+    "gemma3n_text.query_pre_attn_scalar": (256,),
+    "gptj.window_size": (256,),  # GPT-Neo's default, in GPT-J's first files: only local layers have windows
 }
+# Names of gated activations -> those of the functions in the gates.
+GATED = {"swiglu": "silu", "geglu": "gelu"}
 SWITCHES = ("alibi", "use_sliding_window")  # without them, other such keys say nothing either
 NOTHING = (0, 1, "full_attention", "global")
 # Keys whose content belongs to the model's author.
@@ -138,6 +151,8 @@ def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", out
     if "text_config" not in config and TAKES_FLAT in inspect.getsource(config_class):
         known |= parameters(part_class(config_class, "text_config", {}))
     for key, value in config.items():
+        if is_of_text(key, value, config):
+            known -= {key} - parameters(config_class)
         is_read = isinstance(value, dict) and key in known  # such as `perceiver_config`, which Idefics reads
         if is_empty(value) or key in generation_keys() or (not is_read and is_harmless(key)):
             continue
@@ -159,14 +174,15 @@ def unread_in(value: dict[str, Any], key: str, config_class: Any, prefix: str) -
         elif isinstance(content, dict):
             yield from unread_in(content, name, config_class, f"{prefix}{name}.")
         elif not (name.isdigit() or name in words(config_class, scaling) or is_empty(content) or is_harmless(name)):
-            is_position = "rope" in prefix and content not in NOTHING
+            is_position = "rope" in prefix and (isinstance(content, bool) or not is_nothing(content))
             yield Unread(prefix + name, is_position or changes_numbers(name, content, value, config_class))
 
 
 def changes_numbers(key: str, value: Any, config: dict[str, Any], config_class: Any) -> bool:
     """Return whether a network that reads this key of the configuration computes something else than the class does."""
     pattern = next((keys for keys in DECISIVE.values() if re.fullmatch(keys, key)), None)
-    if pattern is None or value == NEUTRAL.get(key):
+    kind = config_class.model_type
+    if pattern is None or value in (*NEUTRAL.get(key, ()), *NEUTRAL.get(f"{kind}.{key}", ())):
         return False
     for flags, always in ALWAYS.items():
         if isinstance(value, bool) and re.fullmatch(flags, key):
@@ -174,15 +190,17 @@ def changes_numbers(key: str, value: Any, config: dict[str, Any], config_class: 
     if isinstance(value, str) and value.startswith(("rope", "rotary")):
         return "rope_parameters" not in parameters(config_class)
     layers = {*re.findall(r'"(\w+)"', json.dumps(value))} if isinstance(value, list) else ()
-    if value is not True and (value in NOTHING or (layers and layers <= {*NOTHING})):
-        return False
+    if is_nothing(value) or (layers and layers <= {*NOTHING}):
+        is_position = pattern == DECISIVE["positions"]
+        # A class without such positions does not have the whole of them either.
+        return value == 1 and is_position and not re.search("rope_param|rotary|alibi", code(config_class))
     if any(switch.removeprefix("use_") in key and config.get(switch) is False for switch in SWITCHES):
         return False
     known = parameters(config_class) | mentioned(config_class) | {key}
     settings = settings_of(config_class, {name: value for name, value in config.items() if name in known})
     same_kind = [other for name, other in settings if re.fullmatch(pattern, name)]
     if same_kind and not isinstance(value, bool):  # under another name, or in a part that the class hands it to
-        return value not in same_kind
+        return value not in same_kind and (not isinstance(value, str) or GATED.get(value) not in same_kind)
     if isinstance(value, str):  # the code names the only function, such as gelu, that a class without such a key has
         return not re.search(rf"\b{re.escape(value)}\b", code(config_class))
     return pattern != DECISIVE["accuracy of norms"]  # most norms of classes without such a key have no other number
@@ -205,6 +223,17 @@ def flat(settings: dict[str, Any], config_class: Any) -> Iterator[tuple[str, Any
             # The base class also puts settings of RoPE there that no code of this class reads.
             read = value if part else {name: value[name] for name in value.keys() & words(config_class, scaling=False)}
             yield from flat(read, part or config_class)
+
+
+def is_nothing(value: Any) -> bool:
+    return not isinstance(value, list | dict) and value is not True and value in NOTHING
+
+
+def is_of_text(key: str, value: Any, config: dict[str, Any]) -> bool:
+    """Return whether a key beside text_config is one that models of texts read there, and has another value there."""
+    text, kinds = config.get("text_config"), ("positions", "attention", "scales")
+    is_decisive = any(re.fullmatch(DECISIVE[kind], key) for kind in kinds)
+    return is_decisive and isinstance(text, dict) and text.get(key) != value
 
 
 def is_empty(value: Any) -> bool:

@@ -66,7 +66,7 @@ def find_conversion(api: HfApi, info: ModelInfo) -> str:
 
     if not any(file.startswith("pytorch_model") for file in pickles_of(names_of(info))):
         return ""
-    with contextlib.suppress(HfHubHTTPError, ValueError):  # a mirror may lack this, or answer with a page
+    with contextlib.suppress(HfHubHTTPError, KeyError, ValueError):  # a mirror may lack this, or answer with a page
         for request in api.get_repo_discussions(info.id, author=CONVERTER):
             if (request.author, request.title, request.status) == (CONVERTER, CONVERSION, "open"):
                 commits = api.list_repo_commits(info.id, revision=request.git_reference)

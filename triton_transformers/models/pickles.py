@@ -60,7 +60,8 @@ def safe_name(pickle: str) -> str:
 @contextlib.contextmanager
 def as_safetensors(name: str, weights: Path, settings: Settings, repository: Path) -> Iterator[Path]:
     """Yield a folder with the same weights as safetensors: this one, or a new one with links to the other files."""
-    files = [path.relative_to(weights).as_posix() for path in sorted(weights.rglob("*")) if path.is_file()]
+    paths = [path for path in sorted(weights.rglob("*")) if path.is_file() or path.is_symlink()]
+    files = [path.relative_to(weights).as_posix() for path in paths]
     if not (pickles := pickles_of(files)):
         yield weights
         return

@@ -96,7 +96,10 @@ class RealCheckpoint:
             path = folder / name
             if name in ("config.json", "generation_config.json", "preprocessor_config.json"):
                 own = json.loads(path.read_text()) if path.is_file() else {}
-                path.write_text(json.dumps(shrunk(self.files[name], own)))
+                # Old files of Qwen-VL have at the outer level what the small model has in text_config.
+                inner = {*own.get("text_config", ()), *(("rope_scaling", "rope_theta") if "text_config" in own else ())}
+                real = {key: value for key, value in self.files[name].items() if key in own or key not in inner}
+                path.write_text(json.dumps(shrunk(real, own)))
         path = folder / "tokenizer_config.json"
         if path.is_file():
             real = self.files.get(path.name, {})
