@@ -32,7 +32,7 @@ from triton_transformers.settings import Settings, UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# What transformers would compute otherwise than the code that the files were made for, without notice. The files with
+# Transformers would compute these otherwise than the code that the files were made for, without notice. The files with
 # code of their own are served with TRUST_REMOTE_CODE=1.
 REFUSED = {
     "Ascend-ModelZoo-PyTorch__PLM_config_quoted": "keys of BERT: XLNet reads ff_activation, and computes with gelu",
@@ -100,7 +100,7 @@ def test_keys_of_real_configurations_are_read_or_change_nothing():
             refused.add(real.name)
             assert reason(real.name), error
     assert len(known()) == 475
-    # Of some versions of a file only one is refused.
+    # Some files have several versions, of which only one is refused.
     assert {why for why in REFUSED.values()} == {reason(name) for name in refused}
     assert len(refused) == 22
 

@@ -30,7 +30,7 @@ from triton_transformers.models.unsupported import (
 )
 from triton_transformers.settings import UserError
 
-# Where several classes have the weights' names, the kind that people expect, the first one first. Kinds are those of
+# The kinds that people expect if several classes have the weights' names, the first one first. Kinds are those of
 # transformers' MODEL_FOR_<kind>_MAPPING_NAMES; all others come after these, and the class without a head is the last.
 FIRST_KINDS = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "CAUSAL_LM")
 # Kinds that nobody asks for without naming them: their classes would win over the served class of the same weights.

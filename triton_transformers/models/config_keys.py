@@ -55,7 +55,7 @@ HARMLESS = (
     "path_norm", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_",
 )  # fmt: skip
-# What changes the numbers of a network -> the keys that set it. A class must read such a key, unless the value asks for
+# Kinds of settings that change numbers -> their keys. A class must read such a key, unless the value asks for
 # what the class does anyway. Sizes are not here: the names and shapes of the weights show them.
 DECISIVE = {
     "positions": (

@@ -31,7 +31,7 @@ SHORT, LONG = 8, 64
 # Cost for each step to read a token of the prompt again, padding or not, relative to its first cost: a fiftieth on a
 # CPU (GPT-2: 2.3 ms and 0.05 ms).
 READ_AGAIN = 0.02
-# In transformers, a batch changes what these generate: they take padding for text, and RWKV mixes the rows.
+# A batch changes the texts of these types in transformers: they take padding for text, and RWKV mixes the rows.
 ALONE = ("rwkv", "xlnet")
 
 

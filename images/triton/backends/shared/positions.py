@@ -11,7 +11,7 @@ import torch
 from shared.lean_transformers import transformers
 from shared.types import BadRequest
 
-# What transformers calls the tables where the tokens of a text look up their positions.
+# The names in transformers of the tables where the tokens of a text look up their positions.
 TABLES = ("embed_positions", "pos_encoding", "position_embedding", "position_embeddings", "positions_embed", "wpe")
 # These take any position: they extend the table, or use its last row again.
 ENDLESS = ("fsmt", "prophetnet", "tapas")
