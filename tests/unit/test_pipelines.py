@@ -215,11 +215,12 @@ def test_texts_of_images_are_those_that_the_model_generates(small, tmp_path):
     model = transformers.VisionEncoderDecoderModel.from_pretrained(weights)
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
     processor = transformers.AutoImageProcessor.from_pretrained(weights, backend="pil")
-    files = [png(0, 64, 48), png(1, 40, 90)]
+    files = [png(number, 40 + 8 * number, 90 - 8 * number) for number in range(4)]
     pixels = [processor(Image.open(io.BytesIO(file)).convert("RGB"), return_tensors="pt") for file in files]
     generated = [model.generate(**own, max_new_tokens=12, num_beams=2, do_sample=False) for own in pixels]
     expected = [[{"generated_text": tokenizer.decode(own[0], skip_special_tokens=True)}] for own in generated]
-    assert expected[0] != expected[1]
+    # With random weights, two images may have the same text: rounding decides, and with it the number of threads.
+    assert len({str(text) for text in expected}) > 1
     options = {"generate_kwargs": {"max_new_tokens": 12, "num_beams": 2, "do_sample": False}}
     requests = [tensors(inputs=file, parameters=options) for file in files]
     with python_backend():
