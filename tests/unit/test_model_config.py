@@ -8,6 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from tests.support.git import files_in_git
 from triton_transformers.model_config import (
     CONFIGS,
     ENGINE,
@@ -49,7 +50,9 @@ def numbers(enum) -> dict[str, int]:
     return {value.name: value.number for value in enum.values}
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("**/*.pbtxt")), ids=lambda path: str(path.relative_to(CONFIGS)))
+@pytest.mark.parametrize(
+    "path", files_in_git("model_repository/*.pbtxt"), ids=lambda path: str(path.relative_to(CONFIGS))
+)
 def test_configs_in_git_read_the_same_with_tritons_schema(path):
     config = read_config(path)
     expected = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())

@@ -270,7 +270,7 @@ def test_code_beside_sound_weights_is_refused_and_nothing_is_left(tmp_path, save
     settings = Settings.load().replace(MODEL_REPOSITORY=str(tmp_path / "models"), SYSTEMS="x", SOURCE=str(weights))
     with pytest.raises(UserError) as error:
         assemble_all(settings)
-    assert f"{file} holds code (posix.system), which was not run: download it again, or choose" in str(error.value)
+    assert f"{file} holds code (posix.system), which was not run: choose another model or, if" in str(error.value)
     assert not list((tmp_path / "models").iterdir()) and not (tmp_path / "ran").exists()
 
 

@@ -10,6 +10,7 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from loadtest.tune.winner import winner_files
+from tests.support.git import files_in_git
 from triton_transformers.model_config import CONFIGS, check_edits, find_config, is_outdated, tuned_configs
 from triton_transformers.settings import UserError
 
@@ -93,7 +94,7 @@ def test_batching_stays_off_where_triton_would_complete_it(tmp_path, config):
     assert content(path) == {"backend": "onnxruntime", "max_batch_size": 4, "input": tensors, "output": tensors}
 
 
-@pytest.mark.parametrize("model", sorted(path.parent.name for path in CONFIGS.glob("*/config.pbtxt")))
+@pytest.mark.parametrize("model", [path.parent.name for path in files_in_git("model_repository/*/config.pbtxt")])
 def test_configurations_in_git_can_be_written_anew(tmp_path, model):
     own = text_format.Parse((CONFIGS / model / "config.pbtxt").read_text(), ModelConfig())
     path, _ = written(tmp_path, {model: {"max_batch_size": 8}})

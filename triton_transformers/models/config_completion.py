@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from triton_transformers.cli import out
 from triton_transformers.models.pipeline_tasks import names_in, pipeline_tasks_of
 from triton_transformers.models.silence import quiet
 from triton_transformers.models.sources import Weights
@@ -48,6 +49,9 @@ def completed(weights: Weights, folder: Path, task: str) -> Iterator[Weights]:
     changes: dict[str, Any] = {}
     if architecture := completed_architecture(weights, config, task):
         changes["architectures"] = [architecture]
+        out.print(
+            f"{weights.name}: its weights are those of a {architecture}, which config.json does not name", markup=False
+        )
     labels = config.get("id2label")
     if isinstance(labels, dict) and not all(isinstance(label, str) for label in labels.values()):
         changes["id2label"] = {number: str(label) for number, label in labels.items()}

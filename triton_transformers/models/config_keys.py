@@ -44,16 +44,12 @@ HARMLESS = (
     # which layers of a backbone another model reads
     "apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names",
     "use_pretrained_backbone",
-    # a remark of those who trained with YaRN
-    "finetuned",
-    # the head GPT2DoubleHeadsModel
-    "summary_*",
-    # the programs that trained SmolVLM, Idefics3 and LLaVA: the models read scale_factor
-    "ignore_index", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor", "use_base_siglip",
+    "finetuned",  # a remark of those who trained with YaRN
+    # the head GPT2DoubleHeadsModel, and the programs that trained SmolVLM, Idefics3 and LLaVA
+    "summary_*", "ignore_index", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor", "use_base_siglip",
     # what earlier releases wrote, and none reads any more
-    "directionality", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks",
-    "path_norm", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-    "pooler_size_per_head", "pooler_type", "sinusoidal_pos_embds", "tie_weights_",
+    "directionality", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", "path_norm",
+    "pooler_*", "sinusoidal_pos_embds", "tie_weights_",
 )  # fmt: skip
 # Kinds of settings that change numbers -> their keys. A class must read such a key, unless the value asks for
 # what the class does anyway. Sizes are not here: the names and shapes of the weights show them.
@@ -154,7 +150,9 @@ def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", out
         if is_of_text(key, value, config):
             known -= {key} - parameters(config_class)
         is_read = isinstance(value, dict) and key in known  # such as `perceiver_config`, which Idefics reads
-        if is_empty(value) or key in generation_keys() or (not is_read and is_harmless(key)):
+        if is_empty(value) or key in generation_keys() or value in NEUTRAL.get(key, ()):
+            continue
+        if is_harmless(key) and not is_read:
             continue
         if key not in known:
             yield Unread(prefix + key, changes_numbers(key, value, config, config_class))

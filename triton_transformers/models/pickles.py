@@ -36,6 +36,7 @@ SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.)")
 # Reading a file may take this much memory, and more by its size: tensors that share memory are written one by one, and
 # T5 has its embeddings under four names.
 SLACK, COPIES = 1 << 29, 4
+SAVE = "choose another model or, if it is yours, save model.state_dict() alone"
 SECONDS, BYTES_PER_SECOND = 300, 5_000_000  # of the processor
 
 
@@ -95,7 +96,7 @@ def convert(name: str, file: str, source: Path, target: Path) -> None:
     command = [sys.executable, "-m", "triton_transformers.models.pickles", str(source), str(target)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.stdout:
-        raise UserError(f"{name}: {file} {done.stdout}: download it again, or choose another model")
+        raise UserError(f"{name}: {file} {done.stdout}")
     if done.returncode:
         raise UserError(
             f"{name}: the process that converts {file} ended with {done.returncode}: make room in memory and on "
@@ -143,10 +144,12 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     with path.open("rb") as content:
         start = content.read(64)
     if start.startswith(b"version https://git-lfs"):
-        raise UnreadableError("is a pointer of Git LFS instead of the file")
+        raise UnreadableError("is a pointer of Git LFS instead of the file: download the file")
     is_zip = start.startswith(b"PK\3\4")
     if is_zip and any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(path).infolist()):
-        raise UnreadableError("is compressed, or a program of TorchScript")  # a mapped file is read as it is stored
+        raise UnreadableError(
+            f"is compressed, or a program of TorchScript: {SAVE}"
+        )  # a mapped file is read as it is stored
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     tensors, memories = {}, set()
     for name, value in state.items() if isinstance(state, dict) else ():
@@ -157,7 +160,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
             tensors[name] = tensor.clone(memory_format=torch.contiguous_format) if shared else tensor
             memories.add(memory)
     if not tensors:
-        raise UnreadableError("has no tensors by name at its top level, where transformers reads them")
+        raise UnreadableError(f"has no tensors by name at its top level, where transformers reads them: {SAVE}")
     return tensors
 
 
@@ -166,10 +169,11 @@ def reason(error: Exception) -> str:
     if isinstance(error, UnreadableError):
         return str(error)
     if code := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        return f"holds code ({code[1]}), which was not run"
+        return f"holds code ({code[1]}), which was not run: {SAVE}"
     if isinstance(error, MemoryError) or "memory" in str(error):
-        return "takes more memory than its size explains, or than is free"
-    return f"is damaged, or holds more than tensors, and nothing of it was run ({type(error).__name__})"
+        return "takes more memory than its size explains, or than is free: choose another model"
+    kind = type(error).__name__
+    return f"is damaged, or holds more than tensors, and nothing of it was run ({kind}): download it again, or {SAVE}"
 
 
 if __name__ == "__main__":

@@ -309,12 +309,12 @@ def check_keys(name: str, config: dict[str, Any], config_class: type[Any]) -> li
         )
     else:
         instead = (
-            "the model was made with other code, so choose a checkpoint for transformers. If you know that the model "
-            "computes what transformers does, remove the key there"
+            "choose another checkpoint or release of transformers (docs/models.md), or, if the model computes the "
+            "same without it, remove the key there"
         )
     raise UserError(
         f"{name}: config.json sets {', '.join(keys)}, which {config_class.__name__} of transformers {__version__} does "
-        f"not read, so that answers would be wrong without notice: {instead}"
+        f"not read, so that answers could be wrong without notice: {instead}"
     )
 
 

@@ -20,7 +20,7 @@ from triton_transformers.answers import smallest_cosine
 from triton_transformers.models.catalogue import FormatUnavailable, Job, Outcome
 from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, serve
 from triton_transformers.models.exporters.served import Tensors
-from triton_transformers.models.silence import silent
+from triton_transformers.models.silence import quiet, silent
 from triton_transformers.settings import UserError
 
 # The attention of transformers to export and compile: plain matrix products. torch.onnx writes the default one, "sdpa",
@@ -43,15 +43,11 @@ def load_original(
     Raise if other weights are missing: transformers would draw them at random. Among models of texts, only sequence
     classifiers read the pooler.
     """
-    model, info = kind.from_pretrained(
-        folder or job.weights,
-        trust_remote_code=job.trust_remote_code,
-        local_files_only=True,
-        use_safetensors=True,
-        dtype=dtype,
-        output_loading_info=True,
-        **attention(job),
-    )
+    options = attention(job) | {"trust_remote_code": job.trust_remote_code, "local_files_only": True, "dtype": dtype}
+    with quiet():
+        model, info = kind.from_pretrained(
+            folder or job.weights, use_safetensors=True, output_loading_info=True, **options
+        )
     poolers = [key for key in info["missing_keys"] if "pooler" in key and "SequenceClassification" not in kind.__name__]
     if missing := sorted({*info["missing_keys"]} - {*poolers}):
         raise UserError(f"{job.weights} is not a model for {job.task}: it lacks the weights '{missing[0]}'")
