@@ -147,9 +147,8 @@ def read(path: Path) -> dict[str, torch.Tensor]:
         raise UnreadableError("is a pointer of Git LFS instead of the file: download the file")
     is_zip = start.startswith(b"PK\3\4")
     if is_zip and any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(path).infolist()):
-        raise UnreadableError(
-            f"is compressed, or a program of TorchScript: {SAVE}"
-        )  # a mapped file is read as it is stored
+        # A mapped file is read as it is stored.
+        raise UnreadableError(f"is compressed, or a program of TorchScript: {SAVE}")
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     tensors, memories = {}, set()
     for name, value in state.items() if isinstance(state, dict) else ():
