@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -219,8 +220,9 @@ def test_texts_of_images_are_those_that_the_model_generates(small, tmp_path):
     pixels = [processor(Image.open(io.BytesIO(file)).convert("RGB"), return_tensors="pt") for file in files]
     generated = [model.generate(**own, max_new_tokens=12, num_beams=2, do_sample=False) for own in pixels]
     expected = [[{"generated_text": tokenizer.decode(own[0], skip_special_tokens=True)}] for own in generated]
-    # With random weights, two images may have the same text: rounding decides, and with it the number of threads.
-    assert len({str(text) for text in expected}) > 1
+    # The images matter, although their texts may be equal: the draw of the weights depends on what ran before.
+    first, second = (model(**own, decoder_input_ids=generated[0]).logits for own in pixels[:2])
+    assert not torch.allclose(first, second, rtol=1e-3)
     options = {"generate_kwargs": {"max_new_tokens": 12, "num_beams": 2, "do_sample": False}}
     requests = [tensors(inputs=file, parameters=options) for file in files]
     with python_backend():
