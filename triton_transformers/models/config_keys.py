@@ -34,8 +34,8 @@ HARMLESS = (
     "repad_logits_with_grad", "seq_aux", "train_*", "training_*",
     # speed, memory, and the accuracy of intermediate results
     "*attn_implementation", "*_in_fp32", "bias_dropout_fusion", "cache_implementation", "fuse_*", "fused_*",
-    "inference_runner",
-    "masked_softmax_fusion", "num_logits_to_keep", "pad_key_length", "pre_allocate_kv_cache", "pretraining_tp",
+    "inference_runner", "masked_softmax_fusion", "num_logits_to_keep", "pad_key_length", "pre_allocate_kv_cache",
+    "pretraining_tp",
     "reference_compile", "skip_bias_add*", "slow_but_exact", "unpad_inputs", "use_cache", "use_flash_attention*",
     "use_flash_attn", "use_fused_*", "use_memory_efficient_attention", "use_xformers", "validate_runner_input",
     "xla_device",
@@ -150,9 +150,7 @@ def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", out
         if is_of_text(key, value, config):
             known -= {key} - parameters(config_class)
         is_read = isinstance(value, dict) and key in known  # such as `perceiver_config`, which Idefics reads
-        if is_empty(value) or key in generation_keys() or value in NEUTRAL.get(key, ()):
-            continue
-        if is_harmless(key) and not is_read:
+        if is_empty(value) or key in generation_keys() or (not is_read and is_harmless(key, value, config_class)):
             continue
         if key not in known:
             yield Unread(prefix + key, changes_numbers(key, value, config, config_class))
@@ -171,7 +169,9 @@ def unread_in(value: dict[str, Any], key: str, config_class: Any, prefix: str) -
             yield from unread_keys(content, config_class, f"{prefix}{name}.")
         elif isinstance(content, dict):
             yield from unread_in(content, name, config_class, f"{prefix}{name}.")
-        elif not (name.isdigit() or name in words(config_class, scaling) or is_empty(content) or is_harmless(name)):
+        elif name.isdigit() or name in words(config_class, scaling) or is_empty(content):
+            continue
+        elif not is_harmless(name, content, config_class):
             is_position = "rope" in prefix and (isinstance(content, bool) or not is_nothing(content))
             yield Unread(prefix + name, is_position or changes_numbers(name, content, value, config_class))
 
@@ -179,8 +179,7 @@ def unread_in(value: dict[str, Any], key: str, config_class: Any, prefix: str) -
 def changes_numbers(key: str, value: Any, config: dict[str, Any], config_class: Any) -> bool:
     """Return whether a network that reads this key of the configuration computes something else than the class does."""
     pattern = next((keys for keys in DECISIVE.values() if re.fullmatch(keys, key)), None)
-    kind = config_class.model_type
-    if pattern is None or value in (*NEUTRAL.get(key, ()), *NEUTRAL.get(f"{kind}.{key}", ())):
+    if pattern is None:
         return False
     for flags, always in ALWAYS.items():
         if isinstance(value, bool) and re.fullmatch(flags, key):
@@ -241,8 +240,9 @@ def is_empty(value: Any) -> bool:
     return value is None or value == ""
 
 
-def is_harmless(key: str) -> bool:
-    return any(fnmatch(key, pattern) for pattern in HARMLESS)
+def is_harmless(key: str, value: Any, config_class: Any) -> bool:
+    neutral = (*NEUTRAL.get(key, ()), *NEUTRAL.get(f"{config_class.model_type}.{key}", ()))
+    return value in neutral or any(fnmatch(key, pattern) for pattern in HARMLESS)
 
 
 def part_class(config_class: Any, key: str, value: dict[str, Any]) -> Any:

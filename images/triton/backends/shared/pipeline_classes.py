@@ -89,15 +89,24 @@ def text_to_text() -> Any:
         def _forward(self, inputs: Any, **generate: Any) -> Any:
             if isinstance(language := inputs.get("forced_bos_token_id"), list):  # of the rows of a batch, all the same
                 inputs["forced_bos_token_id"] = language[0]
-            generated = self.model.generate(**inputs, **self._prepare_generate_kwargs(generate))
-            rows = len(inputs["input_ids"])
-            return {"texts": generated.reshape(rows, len(generated) // rows, -1)}
+            return generated_rows(self, inputs, len(inputs["input_ids"]), generate)
 
         def postprocess(self, outputs: Any) -> Any:
-            texts = self.tokenizer.batch_decode(outputs["texts"][0], skip_special_tokens=True)
-            return [{TEXT_TO_TEXT[self.task]: text} for text in texts]
+            return decoded_texts(self, outputs, TEXT_TO_TEXT[self.task])
 
     return TextToText
+
+
+def generated_rows(pipe: Any, inputs: Any, rows: int, generate: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens that a model generates for each of these rows: a row may get several texts."""
+    generated = pipe.model.generate(**inputs, **pipe._prepare_generate_kwargs(generate))
+    return {"texts": generated.reshape(rows, len(generated) // rows, -1)}
+
+
+def decoded_texts(pipe: Any, outputs: Any, key: str) -> list[dict[str, str]]:
+    """Return the texts of one row."""
+    texts = pipe.tokenizer.batch_decode(outputs["texts"][0], skip_special_tokens=True)
+    return [{key: text} for text in texts]
 
 
 def open_vocoder(folder: Path, device: Any, dtype: Any) -> Any:
@@ -215,13 +224,10 @@ def image_to_text() -> Any:
             return self.image_processor(images=image, return_tensors="pt").to(self.dtype)
 
         def _forward(self, inputs: Any, **generate: Any) -> Any:
-            generated = self.model.generate(**inputs, **self._prepare_generate_kwargs(generate))
-            rows = len(inputs["pixel_values"])
-            return {"texts": generated.reshape(rows, len(generated) // rows, -1)}
+            return generated_rows(self, inputs, len(inputs["pixel_values"]), generate)
 
         def postprocess(self, outputs: Any) -> Any:
-            texts = self.tokenizer.batch_decode(outputs["texts"][0], skip_special_tokens=True)
-            return [{"generated_text": text} for text in texts]
+            return decoded_texts(self, outputs, "generated_text")
 
     return ImageToText
 

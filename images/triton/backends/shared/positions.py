@@ -35,8 +35,8 @@ def position_limits(model: torch.nn.Module) -> dict[torch.nn.Module, int]:
         if name.rpartition(".")[2] in TABLES:
             *_, owner = None, *(networks[own] for own in networks if not own or name.startswith(f"{own}."))
             if owner is not None and owner.config.model_type not in ENDLESS:
-                own = getattr(owner.config, "max_position_embeddings", None) or count  # Yoso's table has more rows
-                limits[owner] = min(count, own, limits.get(owner, count))
+                configured = getattr(owner.config, "max_position_embeddings", None) or count
+                limits[owner] = min(count, configured, limits.get(owner, count))  # Yoso's table has more rows
     return limits
 
 
