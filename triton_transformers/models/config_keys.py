@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 HARMLESS = (
     # where it comes from, and what belongs to other programs
     "_*", "adapters", "architectures", "auto_map", "bert_model_name", "dtype", "finetuning_task", "is_llama_config",
-    "language", "license", "matryoshka_dimensions", "model_type", "name", "name_or_path",
+    "finetuned", "language", "license", "matryoshka_dimensions", "model_type", "name", "name_or_path",
     "sbert_ce_default_activation_function", "sentence_transformers", "tags", "task_specific_params", "tokenizer_class",
     "torch_dtype", "total_flos", "transformers.js_config", "transformers_version", "trust_remote_code", "unsloth_*",
     "verbose",
@@ -35,16 +35,13 @@ HARMLESS = (
     # speed, memory, and the accuracy of intermediate results
     "*attn_implementation", "*_in_fp32", "bias_dropout_fusion", "cache_implementation", "fuse_*", "fused_*",
     "inference_runner", "masked_softmax_fusion", "num_logits_to_keep", "pad_key_length", "pre_allocate_kv_cache",
-    "pretraining_tp",
-    "reference_compile", "skip_bias_add*", "slow_but_exact", "unpad_inputs", "use_cache", "use_flash_attention*",
-    "use_flash_attn", "use_fused_*", "use_memory_efficient_attention", "use_xformers", "validate_runner_input",
-    "xla_device",
+    "pretraining_tp", "reference_compile", "skip_bias_add*", "slow_but_exact", "unpad_inputs", "use_cache",
+    "use_flash_attention*", "use_flash_attn", "use_fused_*", "use_memory_efficient_attention", "use_xformers",
+    "validate_runner_input", "xla_device",
     # ids of tokens that the network does not look for, and limits of length that it does not have
     "*_token_id", "*_token_ids", "*_token_index", "max_seq*", "model_max_length", "n_ctx", "n_positions", "seq_len*",
     # which layers of a backbone another model reads
-    "apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names",
-    "use_pretrained_backbone",
-    "finetuned",  # a remark of those who trained with YaRN
+    "apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names", "use_pretrained_backbone",
     # the head GPT2DoubleHeadsModel, and the programs that trained SmolVLM, Idefics3 and LLaVA
     "summary_*", "ignore_index", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor", "use_base_siglip",
     # what earlier releases wrote, and none reads any more
