@@ -109,7 +109,7 @@ def load(
             local_files_only=True,
             trust_remote_code=flag_parameter(config, "trust_remote_code", False),
         )
-        model.to(planned.device)  # type: ignore[arg-type]
+        model.to(planned.device)
         copy_weights(model)
         model.eval()
         return model
