@@ -86,7 +86,7 @@ def run(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Run pytest. Return its exit code and, if it came to the end of its tests, the record."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
-        own = ["-p", "tests.rerun", f"--record={record}", f"--junitxml={JUNIT / name}.xml"]
+        own = ["-p", "tests.rerun", "-p", "tests.costs", f"--record={record}", f"--junitxml={JUNIT / name}.xml"]
         code = call([sys.executable, "-m", "pytest", *own, *arguments], dict(os.environ))
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return code, {"not_run": [], "passed": [], "failed": {}}

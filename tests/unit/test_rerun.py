@@ -42,6 +42,16 @@ def test_crashes():
 
 def test_after_the_crash(): pass
 """
+DEAR = """
+import time
+
+@pytest.fixture
+def server():
+    time.sleep(0.3)
+
+def test_waits(server):
+    time.sleep(0.2)
+"""
 SKIPPED_THEN = """
 def test_skipped_then():
     fail_once("it")
@@ -115,3 +125,14 @@ def test_complete_interrupted_or_broken_run_is_not_repeated(part, modules, optio
 def test_interrupted_repetition_fails_the_run(part):
     code, printed = part("def test_stops():\n    fail_once('it')\n    raise KeyboardInterrupt")
     assert (code, "flaky: " in printed) == (2, False), printed
+
+
+@pytest.mark.parametrize("options", [(), WORKERS])
+def test_what_took_longest_is_printed_and_in_the_junit_file(part, tmp_path, options):
+    code, printed = part(DEAR, PASSES, options=options)
+    assert code == 0, printed
+    _, _, lines = printed.partition("what took longest")
+    test = "part/test_0.py::test_waits"
+    assert [line.split("  ")[-1] for line in lines.splitlines()[1:3]] == [f"fixture server, {test}", test]
+    junit = (tmp_path / ".local/junit/part.xml").read_text()
+    assert '<property name="seconds of the fixture server" value="0.' in junit
