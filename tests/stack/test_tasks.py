@@ -85,7 +85,7 @@ def test_text_classification_equals_pipeline(served, checkpoints, system):
         np.testing.assert_allclose(answer["scores"][row], [scores[name] for name in encoders.MOODS], atol=1e-4)
         assert answer["label"][row, 0] == best[0]["label"]
         assert answer["score"][row, 0] == pytest.approx(best[0]["score"], abs=1e-4)
-    # The texts differ in their scores; they may have one label, because the tokenizer's training is not repeatable.
+    # The texts differ in their scores; they may have one label.
     assert len(np.unique(answer["score"].round(4))) > 1
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support import store
 from triton_transformers.models.assemble import run_recipe
-from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.catalogue import RECIPES, Job, Outcome, Recipe
 from triton_transformers.models.exporters.served import ServedSystem, Tensors, python_backend, served_system
 from triton_transformers.models.sources import Folder, open_weights
 from triton_transformers.models.tasks import task_of
@@ -19,14 +20,21 @@ from triton_transformers.models.unsupported import check_model, check_task
 from triton_transformers.settings import Settings
 
 
-def assemble(weights: Path, folder: Path, form: str = "onnx", task: str = "", system: str = "m") -> Path:
-    """Fill the folder as `make models` does, and return it."""
+def assemble(
+    weights: Path,
+    folder: Path,
+    form: str = "onnx",
+    task: str = "",
+    system: str = "m",
+    run: Callable[[Recipe, Job, str], Outcome] = run_recipe,
+) -> Path:
+    """Fill the folder as `make models` does, and return it. With store.run_recipe, equal systems are made once."""
     folder.mkdir(parents=True, exist_ok=True)
     with open_weights(Folder(weights), Settings({"ALLOW_PICKLES": "1"}), folder) as own:
         task = task or task_of(own.folder)
         check_model(system, own.folder, trust_remote_code=False)
         check_task(system, own.folder, task, trust_remote_code=False)
-        run_recipe(RECIPES[task], Job(system, task, form, own.folder, own.movable, folder), system)
+        run(RECIPES[task], Job(system, task, form, own.folder, own.movable, folder), system)
     return folder
 
 
@@ -61,7 +69,8 @@ def systems_once(folders: pytest.TempPathFactory) -> Iterator[Callable[[Path, st
 
     @functools.cache
     def served(weights: Path, form: str) -> ServedSystem:
-        systems.append(ServedSystem("m", assemble(weights, folders.mktemp(f"{weights.name}-{form}"), form)))
+        folder = folders.mktemp(f"{weights.name}-{form}")
+        systems.append(ServedSystem("m", assemble(weights, folder, form, run=store.run_recipe)))
         return systems[-1]
 
     with python_backend():

@@ -22,14 +22,12 @@ from typing import Any
 
 import numpy as np
 import psutil
-import pytest
 
 from tests.support import onnx_models as models
 from triton_transformers.http import opener
-from triton_transformers.models.assemble import assemble_all
 from triton_transformers.own_stack import Make
 from triton_transformers.ports import free_ports
-from triton_transformers.settings import DEFAULTS, ROOT, Settings
+from triton_transformers.settings import DEFAULTS, ROOT
 from triton_transformers.triton import NOT_REPORTED, Triton, TritonError
 
 KEY = "a-key-of-the-tests"
@@ -204,14 +202,12 @@ class TestStack:
 
         This process has imported PyTorch already. Stand-ins in PYTHONPATH need another one.
         """
-        chosen = [{name: str(value) for name, value in settings.items()} for settings in systems]
+        chosen = [self.environment | {name: str(value) for name, value in settings.items()} for settings in systems]
         if "PYTHONPATH" not in self.environment:
-            from triton_transformers.models.exporters import text
+            from tests.support.assemble_many import assemble_many
 
-            with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
-                patch.setattr(text, "PARITY_TEXTS", 1)  # the tests compare texts of their own
-                for settings in chosen:
-                    assemble_all(Settings.load().replace(**self.environment | settings))
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                assemble_many(chosen)
             return " ".join(printed.getvalue().split())
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.assemble_many"],

@@ -255,7 +255,8 @@ def clip_bpe() -> transformers.CLIPTokenizerFast:
         trained = CharBPETokenizer(suffix="</w>", lowercase=True)
         trained.train_from_iterator(MIXED.texts, vocab_size=600, special_tokens=[], show_progress=False)
         vocabulary, merges = (Path(path) for path in trained.save_model(folder))
-        ids = json.loads(vocabulary.read_text())
+        # Training numbers the letters otherwise each time.
+        ids = {token: n for n, token in enumerate(sorted(json.loads(vocabulary.read_text())))}
         ids |= {token: len(ids) + n for n, token in enumerate(("<|startoftext|>", "<|endoftext|>"))}
         vocabulary.write_text(json.dumps(ids))
         return transformers.CLIPTokenizerFast(str(vocabulary), str(merges), model_max_length=POSITIONS)
@@ -265,10 +266,11 @@ def siglip_unigram() -> transformers.SiglipTokenizer:
     """Train SigLIP's own tokenizer, which transformers has only in Python."""
     import sentencepiece
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.NamedTemporaryFile() as model:
         texts = [text.lower() for text in MIXED.texts]
         ids = {"eos_id": 1, "unk_id": 2, "pad_id": 0, "bos_id": -1}
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts), model_prefix=f"{folder}/spiece", vocab_size=800, minloglevel=2, **ids
+            sentence_iterator=iter(texts), model_writer=model, vocab_size=800, minloglevel=2, **ids
         )
-        return transformers.SiglipTokenizer(f"{folder}/spiece.model", model_max_length=POSITIONS)
+        model.flush()
+        return transformers.SiglipTokenizer(model.name, model_max_length=POSITIONS)

@@ -93,9 +93,10 @@ def characters() -> Any:
 
 
 def tapas_tokenizer() -> Any:
+    plain = wordpiece()
     with tempfile.TemporaryDirectory() as folder:
-        words = [*wordpiece().get_vocab(), "[EMPTY]"]
-        (Path(folder) / "vocab.txt").write_text("\n".join(words))
+        words = sorted(plain.get_vocab(), key=plain.convert_tokens_to_ids)
+        (Path(folder) / "vocab.txt").write_text("\n".join([*words, "[EMPTY]"]))
         return transformers.TapasTokenizer(str(Path(folder) / "vocab.txt"), model_max_length=200)
 
 
