@@ -13,12 +13,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from fnmatch import fnmatch
+from fnmatch import translate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 # Keys that cannot change what a loaded model computes, if its class does not read them.
-HARMLESS = (
+HARMLESS = re.compile("|".join(map(translate, (
     # where it comes from, and what belongs to other programs
     "_*", "adapters", "architectures", "auto_map", "bert_model_name", "dtype", "finetuning_task", "is_llama_config",
     "finetuned", "language", "license", "matryoshka_dimensions", "model_type", "name", "name_or_path",
@@ -47,7 +47,7 @@ HARMLESS = (
     # what earlier releases wrote, and none reads any more
     "directionality", "down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", "path_norm",
     "pooler_*", "sinusoidal_pos_embds", "tie_weights_",
-)  # fmt: skip
+))))  # fmt: skip
 # Kinds of settings that change numbers -> their keys. A class must read such a key, unless the value asks for
 # what the class does anyway. Sizes are not here: the names and shapes of the weights show them.
 DECISIVE = {
@@ -141,7 +141,7 @@ def unread_keys(config: dict[str, Any], config_class: Any, prefix: str = "", out
     `outer` is the class of the configuration around this one: its models may read the keys of this one too.
     """
     known = parameters(config_class) | mentioned(config_class) | (mentioned(outer) if outer else set())
-    if "text_config" not in config and TAKES_FLAT in inspect.getsource(config_class):
+    if "text_config" not in config and TAKES_FLAT in source(config_class):
         known |= parameters(part_class(config_class, "text_config", {}))
     for key, value in config.items():
         if is_of_text(key, value, config):
@@ -239,7 +239,7 @@ def is_empty(value: Any) -> bool:
 
 def is_harmless(key: str, value: Any, config_class: Any) -> bool:
     neutral = (*NEUTRAL.get(key, ()), *NEUTRAL.get(f"{config_class.model_type}.{key}", ()))
-    return value in neutral or any(fnmatch(key, pattern) for pattern in HARMLESS)
+    return value in neutral or bool(HARMLESS.match(key))
 
 
 def part_class(config_class: Any, key: str, value: dict[str, Any]) -> Any:
@@ -281,7 +281,7 @@ def mentioned(config_class: Any) -> frozenset[str]:
     """Return the keys that the code of the class's models reads or sets, also in a configuration inside this one."""
     names = {name for groups in READS.findall(code(config_class)) for name in groups if name}
     for base in own_bases(config_class):
-        names |= {*SETS.findall(inspect.getsource(base))}
+        names |= {*SETS.findall(source(base))}
     return frozenset(names.union(*(part.init_kwargs for part in config_class.sub_configs_defaults.values())))
 
 
@@ -305,18 +305,24 @@ def own_bases(config_class: Any) -> list[Any]:
 @functools.cache
 def code(config_class: Any) -> str:
     """Return the code of the class, of its bases and their models, and the shared code that these import."""
+    import transformers
+
     folders = {Path(inspect.getfile(base)).parent for base in own_bases(config_class)}
     files = sorted(file for folder in folders for file in folder.glob("*.py") if not file.name.startswith(ASIDE))
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    library = Path(transformers.__file__).parent
     imported = {(module, name) for module, names in SHARED.findall(text) for name in re.findall(r"\w+", names)}
-    return "\n".join([text, *(definitions(module).get(name, "") for module, name in sorted(imported))])
+    return "\n".join([text, *(definitions(library / f"{module}.py").get(name, "") for module, name in sorted(imported))])
+
+
+def source(config_class: Any) -> str:
+    """Return the text of the class. inspect.getsource() would parse the whole file for each call."""
+    return definitions(Path(inspect.getfile(config_class))).get(config_class.__name__, "")
 
 
 @functools.cache
-def definitions(module: str) -> dict[str, str]:
-    """Return the text of each function and class of one of transformers' modules."""
-    import transformers
-
-    text = (Path(transformers.__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+def definitions(file: Path) -> dict[str, str]:
+    """Return the text of each function and class of a module."""
+    text = file.read_text(encoding="utf-8")
     found = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     return {node.name: "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]) for node in found}
