@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
+import subprocess
 from collections.abc import Iterator
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,6 +50,20 @@ def few_parity_texts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "PARITY_TEXTS", 1)
         yield
+
+
+@pytest.fixture
+def converts_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convert pickles in the process of the test, without limits: a process of its own imports torch for 4 seconds."""
+    from triton_transformers.models import pickles
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            pickles.main(*map(Path, command[3:]))
+        return subprocess.CompletedProcess(command, 0, printed.getvalue())
+
+    monkeypatch.setattr(pickles, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(pickles, "limit", lambda size: None)
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("few_parity_texts")
 ALLOWED = Settings({"ALLOW_PICKLES": "1"})
 FORMS = [*forms_of_code(Path("x"))]
 slow = pytest.mark.slow
+in_process = pytest.mark.usefixtures("converts_in_process")
 
 
 def converted(weights: Path, repository: Path, is_adapter: bool = False) -> Path:
@@ -84,6 +85,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path], type]] = {
 }
 
 
+@in_process
 @pytest.mark.parametrize("name", MODELS)
 def test_model_of_a_pickle_has_the_librarys_weights(tmp_path, name):
     """The pickle has tied weights in one memory, as torch.save writes them for a model."""
@@ -99,6 +101,7 @@ def test_model_of_a_pickle_has_the_librarys_weights(tmp_path, name):
     assert_equal(expected, state)
 
 
+@in_process
 def test_names_of_old_releases_are_those_that_the_library_reads(tmp_path):
     weights = encoders.save_bert(tmp_path / "weights", "Model")
     tensors = load_file(weights / "model.safetensors")
@@ -112,6 +115,7 @@ def test_names_of_old_releases_are_those_that_the_library_reads(tmp_path):
     assert_equal({key: own[key] for key in tensors}, tensors)
 
 
+@in_process
 def test_shards_are_converted_with_their_index(tmp_path):
     weights = language.save_llama(tmp_path / "weights")
     expected = transformers.AutoModelForCausalLM.from_pretrained(weights).state_dict()
@@ -124,6 +128,7 @@ def test_shards_are_converted_with_their_index(tmp_path):
         assemble_all(settings)
 
 
+@in_process
 def test_adapter_is_converted(tmp_path):
     base = language.save_llama(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", base)
@@ -132,6 +137,7 @@ def test_adapter_is_converted(tmp_path):
     assert_equal(load_file(copy / "adapter_model.safetensors"), expected)
 
 
+@in_process
 @pytest.mark.parametrize(
     "save",
     [partial(encoders.save_sentence_transformer, layers=["Dense"]), pytest.param(encoders.save_router, marks=slow)],
@@ -157,6 +163,7 @@ def test_model_is_assembled_from_a_pickle_and_that_is_printed(tmp_path, capsys):
     assert (weights / "pytorch_model.bin").is_file()
 
 
+@in_process
 def test_language_model_and_its_adapter_are_assembled_from_pickles(tmp_path):
     weights = language.save_llama(tmp_path / "weights")
     adapter = save_adapter(tmp_path / "adapter", weights)
@@ -175,6 +182,7 @@ def test_language_model_and_its_adapter_are_assembled_from_pickles(tmp_path):
     assert not list(repository.rglob("*.bin"))
 
 
+@in_process
 @slow
 def test_marian_translates_as_in_the_library(tmp_path):
     weights = pickle_weights(save_marian(tmp_path / "weights"))
@@ -256,6 +264,7 @@ def save_dense(folder: Path) -> Path:
     return encoders.save_sentence_transformer(folder, layers=["Dense"])
 
 
+@in_process
 @pytest.mark.parametrize(
     ("save", "shards", "file"),
     [

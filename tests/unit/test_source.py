@@ -187,7 +187,7 @@ CONVERTED = {"config.json": b'{"model_type": "bert"}', "model.safetensors": WEIG
 
 
 @pytest.fixture
-def old(hub, tmp_path) -> Published:
+def old(hub, tmp_path, converts_in_process) -> Published:
     """Return a model that has only pickles, and stray ones that no model reads."""
     stray = {"training_args.bin": b"stray", "optimizer.pt": b"stray", "checkpoint-5/pytorch_model.bin": b"stray"}
     hub.models[NAME] = Published(written(tmp_path / "old", PICKLED | stray))
@@ -258,7 +258,7 @@ def test_mirror_without_pull_requests_gives_the_pickle(hub, old, repository):
         assert "model.safetensors" in files_in(weights.folder)
 
 
-def test_pickled_adapter_is_downloaded(hub, repository, tmp_path):
+def test_pickled_adapter_is_downloaded(hub, repository, tmp_path, converts_in_process):
     adapter = {CONFIG: b"{}", "adapter_model.bin": saved({"a": torch.ones(2)}), "training_args.bin": b"stray"}
     hub.models[NAME] = Published(written(tmp_path / "adapter", adapter))
     with open_weights(Hub(NAME), settings(), repository, is_adapter=True) as weights:
