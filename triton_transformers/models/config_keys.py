@@ -279,10 +279,16 @@ def parameters(config_class: Any) -> frozenset[str]:
 @functools.cache
 def mentioned(config_class: Any) -> frozenset[str]:
     """Return the keys that the code of the class's models reads or sets, also in a configuration inside this one."""
-    names = {name for groups in READS.findall(code(config_class)) for name in groups if name}
+    names = {*keys_read(code(config_class))}
     for base in own_bases(config_class):
         names |= {*SETS.findall(source(base))}
     return frozenset(names.union(*(part.init_kwargs for part in config_class.sub_configs_defaults.values())))
+
+
+@functools.cache
+def keys_read(text: str) -> frozenset[str]:
+    """Return the keys that code reads. The classes of one folder have the same code."""
+    return frozenset(name for groups in READS.findall(text) for name in groups if name)
 
 
 @functools.cache
@@ -311,8 +317,9 @@ def code(config_class: Any) -> str:
     files = sorted(file for folder in folders for file in folder.glob("*.py") if not file.name.startswith(ASIDE))
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     library = Path(transformers.__file__).parent
-    imported = {(module, name) for module, names in SHARED.findall(text) for name in re.findall(r"\w+", names)}
-    return "\n".join([text, *(definitions(library / f"{module}.py").get(name, "") for module, name in sorted(imported))])
+    shared = [(library / f"{module}.py", names) for module, names in SHARED.findall(text)]
+    imported = {(file, name) for file, names in shared for name in re.findall(r"\w+", names)}
+    return "\n".join([text, *(definitions(file).get(name, "") for file, name in sorted(imported))])
 
 
 def source(config_class: Any) -> str:
