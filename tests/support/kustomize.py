@@ -80,6 +80,8 @@ def _validator() -> Any:
     sys.path.append(str(SCHEMAS))
     import kubernetes_validate
 
+    # It would parse all schemas of a release for each object.
+    kubernetes_validate.utils.schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
     return kubernetes_validate
 
 
