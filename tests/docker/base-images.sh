@@ -77,11 +77,13 @@ stand_in() { # name, image, real software
 
 docker info >/dev/null 2>&1 || die "No Docker engine answers; tests/docker/engine.sh starts one."
 # NVIDIA's images are not pulled: 15 GB, of no use without a GPU.
-for image in "$DEBIAN_IMAGE" "$PROMETHEUS_IMAGE" "$GRAFANA_IMAGE" "$JAEGER_IMAGE"; do pull "$image"; done
+for image in "$DEBIAN_IMAGE" "$PROMETHEUS_IMAGE" "$GRAFANA_IMAGE" "$JAEGER_IMAGE"; do pull "$image" & done
+wait
 debian
-stand_in prometheus "$PROMETHEUS_IMAGE" "Prometheus (Debian's package, an older release)"
-stand_in grafana "$GRAFANA_IMAGE" "Grafana (answers health and shows what is provisioned, draws nothing)"
-stand_in jaeger "$JAEGER_IMAGE" "Jaeger (receives traces and shows their ids, draws nothing)"
+stand_in prometheus "$PROMETHEUS_IMAGE" "Prometheus (Debian's package, an older release)" &
+stand_in grafana "$GRAFANA_IMAGE" "Grafana (answers health and shows what is provisioned, draws nothing)" &
+stand_in jaeger "$JAEGER_IMAGE" "Jaeger (receives traces and shows their ids, draws nothing)" &
+stand_in triton-min "$TRITON_MIN_IMAGE" "the image that NVIDIA's Triton is built on" &
 stand_in triton "$TRITON_IMAGE" "NVIDIA's Triton (its paths only, it serves nothing)"
 stand_in triton-vllm "$TRITON_VLLM_IMAGE" "NVIDIA's Triton with vLLM (its paths only, it serves nothing)"
-stand_in triton-min "$TRITON_MIN_IMAGE" "the image that NVIDIA's Triton is built on"
+for build in $(jobs -p); do wait "$build"; done
