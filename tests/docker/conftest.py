@@ -9,16 +9,21 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.stack.docker.compose import Compose
 from scripts.stack.docker.containers import OUR_PROJECT
 from tests.docker.mirror import pip_configuration
+from tests.support.scheduling import Scheduler
 from tests.support.stacks import TestStack, bring_up, stacks
 from triton_transformers.settings import ROOT, Settings
+
+PIP_FILE = pytest.StashKey[Path]()
 
 
 def docker(*arguments: str, timeout: float = 900) -> str:
@@ -98,21 +103,43 @@ class DockerTestStack(TestStack):
         shutil.rmtree(self.folder)
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    """Give one worker the modules that use the fixture `stack`."""
+    return Scheduler(config, log, dict.fromkeys(("test_checkouts", "test_stack"), "stack"))
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Give all workers the same mirror, because Docker caches layers by its address."""
+    node.workerinput["pip_file"] = str(served_pip_file(node.config))
+
+
+def served_pip_file(config: pytest.Config) -> Path:
+    """Return pip's configuration. This process, or the one that started this worker, serves its mirror meanwhile."""
+    if hasattr(config, "workerinput"):
+        return Path(config.workerinput["pip_file"])
+    if PIP_FILE not in config.stash:
+        served = ExitStack()
+        config.add_cleanup(served.close)
+        folder = served.enter_context(tempfile.TemporaryDirectory())
+        config.stash[PIP_FILE] = served.enter_context(pip_configuration(Path(folder) / "pip.conf"))
+    return config.stash[PIP_FILE]
+
+
 @pytest.fixture(scope="session")
-def new_stack() -> Iterator:
+def new_stack(pytestconfig: pytest.Config) -> Iterator:
     """Yield a function that makes stacks, whose builds use the packages that this machine's pip uses."""
-    with tempfile.TemporaryDirectory() as folder, pip_configuration(Path(folder) / "pip.conf") as configuration:
+    pip_file = served_pip_file(pytestconfig)
 
-        def make() -> DockerTestStack:
-            stack = DockerTestStack(Path(tempfile.mkdtemp(prefix="stack-")))
-            stack.environment["BUILD_PIP_CONF"] = str(configuration)
-            # The mirror holds PyTorch's CPU build as a file. As an index it is empty, and answers that at once.
-            if mirrors := re.findall(r"http://\S+", configuration.read_text()):
-                stack.environment["TORCH_INDEX"] = mirrors[0]
-            return stack
+    def make() -> DockerTestStack:
+        stack = DockerTestStack(Path(tempfile.mkdtemp(prefix="stack-")))
+        stack.environment["BUILD_PIP_CONF"] = str(pip_file)
+        # The mirror holds PyTorch's CPU build as a file. As an index it is empty, and answers that at once.
+        if mirrors := re.findall(r"http://\S+", pip_file.read_text()):
+            stack.environment["TORCH_INDEX"] = mirrors[0]
+        return stack
 
-        with stacks(make) as create:
-            yield create
+    with stacks(make) as create:
+        yield create
 
 
 @pytest.fixture(scope="session")

@@ -27,4 +27,7 @@ tests/docker/base-images.sh
 for title in triton-transformers{,-exporter,-gateway,-loadtest}; do
   docker image prune --force --filter "label=org.opencontainers.image.title=$title" >/dev/null
 done
-.venv/bin/python -m tests.rerun tests/docker --durations 20
+# The tests of one stack wait most of the time, while others build images. BuildKit builds a step once if several builds
+# need it at once.
+.venv/bin/python -m tests.rerun tests/docker --numprocesses 2 --max-worker-restart 0 --dist loadfile \
+  --no-loadscope-reorder --durations 20

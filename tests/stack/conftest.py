@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from tests.support.openai_clients import CLIENTS
+from tests.support.scheduling import Scheduler
 from tests.support.stacks import TestStack, bring_up, filled_stack, stacks
 from triton_transformers.settings import ROOT
 
@@ -37,20 +37,8 @@ ORDER = (*STACK_MODULES, "test_comparison", "test_lifecycle", "test_neuron_embed
 HANGS = pytest.mark.timeout(1200)
 
 
-class Scheduler(LoadFileScheduling):
-    """Give a worker a whole module, one worker all modules of the shared stack, and one those of the pipelines.
-
-    pytest-xdist's own groups have no effect: it changes an attribute of the tests that pytest 9 does not read.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        module = Path(file).stem
-        return "shared" if module in SHARED else "pipelines" if module in PIPELINE_MODULES else file
-
-
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
-    return Scheduler(config, log)
+    return Scheduler(config, log, dict.fromkeys(SHARED, "shared") | dict.fromkeys(PIPELINE_MODULES, "pipelines"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -79,7 +79,8 @@ def test_without_consent_nothing_is_installed(checkout):
 def test_started_engine_is_stopped_at_the_end(checkout, settings):
     done = run(checkout, **settings)
     assert done.returncode == int(settings.get("TESTS_FAIL", "0")), done.stderr
-    assert done.stdout == "-m tests.rerun tests/docker --durations 20\n"
+    (tests,) = done.stdout.splitlines()
+    assert tests.startswith("-m tests.rerun tests/docker ")
     assert engines(checkout) == []
     assert not (checkout / "state/dockerd.pid").exists()
 
