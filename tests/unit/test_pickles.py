@@ -29,12 +29,11 @@ from triton_transformers.models.pickles import pickles_of
 from triton_transformers.models.sources import Folder, open_weights
 from triton_transformers.settings import ROOT, Settings, UserError
 
-pytestmark = pytest.mark.usefixtures("few_parity_texts")
+pytestmark = pytest.mark.usefixtures("few_parity_texts", "converts_in_process")
 
 ALLOWED = Settings({"ALLOW_PICKLES": "1"})
 FORMS = [*forms_of_code(Path("x"))]
 slow = pytest.mark.slow
-in_process = pytest.mark.usefixtures("converts_in_process")
 
 
 def converted(weights: Path, repository: Path, is_adapter: bool = False) -> Path:
@@ -85,7 +84,6 @@ MODELS: dict[str, tuple[Callable[[Path], Path], type]] = {
 }
 
 
-@in_process
 @pytest.mark.parametrize("name", MODELS)
 def test_model_of_a_pickle_has_the_librarys_weights(tmp_path, name):
     """The pickle has tied weights in one memory, as torch.save writes them for a model."""
@@ -101,7 +99,6 @@ def test_model_of_a_pickle_has_the_librarys_weights(tmp_path, name):
     assert_equal(expected, state)
 
 
-@in_process
 def test_names_of_old_releases_are_those_that_the_library_reads(tmp_path):
     weights = encoders.save_bert(tmp_path / "weights", "Model")
     tensors = load_file(weights / "model.safetensors")
@@ -115,7 +112,6 @@ def test_names_of_old_releases_are_those_that_the_library_reads(tmp_path):
     assert_equal({key: own[key] for key in tensors}, tensors)
 
 
-@in_process
 def test_shards_are_converted_with_their_index(tmp_path):
     weights = language.save_llama(tmp_path / "weights")
     expected = transformers.AutoModelForCausalLM.from_pretrained(weights).state_dict()
@@ -128,7 +124,6 @@ def test_shards_are_converted_with_their_index(tmp_path):
         assemble_all(settings)
 
 
-@in_process
 def test_adapter_is_converted(tmp_path):
     base = language.save_llama(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", base)
@@ -137,7 +132,6 @@ def test_adapter_is_converted(tmp_path):
     assert_equal(load_file(copy / "adapter_model.safetensors"), expected)
 
 
-@in_process
 @pytest.mark.parametrize(
     "save",
     [partial(encoders.save_sentence_transformer, layers=["Dense"]), pytest.param(encoders.save_router, marks=slow)],
@@ -152,7 +146,8 @@ def test_modules_of_sentence_transformers_answer_as_in_the_library(tmp_path, sav
     check(folder, [request(texts)], "sentence_embedding", [expected])
 
 
-def test_model_is_assembled_from_a_pickle_and_that_is_printed(tmp_path, capsys):
+def test_model_is_assembled_from_a_pickle_and_that_is_printed(tmp_path, capsys, monkeypatch):
+    monkeypatch.undo()  # converts in a process of its own
     weights = pickle_weights(encoders.save_bert(tmp_path / "weights", "ForSequenceClassification"))
     repository = tmp_path / "models"
     settings = Settings.load().replace(MODEL_REPOSITORY=str(repository), SYSTEMS="x", SOURCE=str(weights))
@@ -163,7 +158,6 @@ def test_model_is_assembled_from_a_pickle_and_that_is_printed(tmp_path, capsys):
     assert (weights / "pytorch_model.bin").is_file()
 
 
-@in_process
 def test_language_model_and_its_adapter_are_assembled_from_pickles(tmp_path):
     weights = language.save_llama(tmp_path / "weights")
     adapter = save_adapter(tmp_path / "adapter", weights)
@@ -182,7 +176,6 @@ def test_language_model_and_its_adapter_are_assembled_from_pickles(tmp_path):
     assert not list(repository.rglob("*.bin"))
 
 
-@in_process
 @slow
 def test_marian_translates_as_in_the_library(tmp_path):
     weights = pickle_weights(save_marian(tmp_path / "weights"))
@@ -264,7 +257,6 @@ def save_dense(folder: Path) -> Path:
     return encoders.save_sentence_transformer(folder, layers=["Dense"])
 
 
-@in_process
 @pytest.mark.parametrize(
     ("save", "shards", "file"),
     [
@@ -283,7 +275,8 @@ def test_code_beside_sound_weights_is_refused_and_nothing_is_left(tmp_path, save
     assert not list((tmp_path / "models").iterdir()) and not (tmp_path / "ran").exists()
 
 
-def test_code_in_an_adapter_is_refused(tmp_path):
+def test_code_in_an_adapter_is_refused(tmp_path, monkeypatch):
+    monkeypatch.undo()  # converts in a process of its own
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
     (tmp_path / "adapter/adapter_model.bin").write_bytes(forms_of_code(tmp_path / "ran")["inst"])
@@ -341,14 +334,16 @@ def test_process_has_a_limit_of_time():
 
 
 def test_death_of_the_process_is_reported(tmp_path, monkeypatch):
+    monkeypatch.undo()  # converts in a process of its own
     weights = pickle_weights(encoders.save_bert(tmp_path / "weights", "Model"))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     sentence = refusal(weights, tmp_path / "models")
     assert "the process that converts pytorch_model.bin ended with 1: make room in memory and on the disk" in sentence
 
 
-def test_file_that_declares_more_than_it_has_is_refused(tmp_path):
+def test_file_that_declares_more_than_it_has_is_refused(tmp_path, monkeypatch):
     """A tensor may repeat one number a billion times."""
+    monkeypatch.undo()  # converts in a process of its own
     weights = pickle_weights(encoders.save_bert(tmp_path / "weights", "Model"))
     torch.save({"w": torch.zeros(1).expand(1 << 33)}, weights / "pytorch_model.bin")
     assert "takes more memory than its size explains, or than is free" in refusal(weights, tmp_path / "models")
