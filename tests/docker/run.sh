@@ -30,4 +30,4 @@ done
 # The tests of one stack wait most of the time, while others build images. BuildKit builds a step once if several builds
 # need it at once.
 .venv/bin/python -m tests.rerun tests/docker --numprocesses 2 --max-worker-restart 0 --dist loadfile \
-  --no-loadscope-reorder --durations 20
+  --no-loadscope-reorder

@@ -66,6 +66,17 @@ def converts_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickles, "limit", lambda size: None)
 
 
+@pytest.fixture(scope="module")
+def stored() -> Iterator[None]:
+    """Take systems that were assembled on this machine before from the store."""
+    from tests.support import store
+    from triton_transformers.models import assemble
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "run_recipe", store.run_recipe)
+        yield
+
+
 @pytest.fixture
 def gateway(served: tuple[RunningGateway, TritonStandIn]) -> RunningGateway:
     """Return the gateway of the module's fixture `served`."""

@@ -31,7 +31,7 @@ from triton_transformers.models.tasks import task_of
 from triton_transformers.models.unsupported import check_keys, check_model
 from triton_transformers.settings import Settings, UserError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "stored")
 
 # Transformers would compute these otherwise than the code that the files were made for, without notice. The files with
 # code of their own are served with TRUST_REMOTE_CODE=1.
