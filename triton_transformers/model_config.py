@@ -155,6 +155,7 @@ def read_config(path: Path) -> ModelConfig:
         raise UserError(f"{path} {NO_CONFIGURATION}: it is not text in UTF-8") from None
 
 
+@functools.cache
 def parse_config(text: str) -> ModelConfig:
     text = LIST.sub(lambda match: match[1] or f":{match[2]}", text)
     message = text_format.Parse(text, _message_class()(), allow_unknown_field=True)
