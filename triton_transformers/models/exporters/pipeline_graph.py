@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from triton_transformers.models.exporters.language_graph import filled_cache
+from triton_transformers.models.exporters.language_graph import filled_cache, trace
 from triton_transformers.models.exporters.onnx_export import Network, broadcast_masks
 
 if TYPE_CHECKING:
@@ -162,10 +162,8 @@ def converted(recorder: Recorder) -> tuple[openvino.Model, str]:
         return [answer[name] for name in outputs]
 
     with torch.no_grad(), broadcast_masks():
-        graph = openvino.convert_model(
-            Network(recorder.network, function).eval(),
-            example_input=tuple(largest.tensors[name] for name in names),
-            input=[recorder.shape(name) for name in names],
-        )
+        examples = tuple(largest.tensors[name] for name in names)
+        traced = trace(Network(recorder.network, function).eval(), examples)
+        graph = openvino.convert_model(traced, input=[recorder.shape(name) for name in names])
     description = Description(names, sorted(ignored), largest.settings, outputs, kind.__module__, kind.__name__)
     return graph, json.dumps(description._asdict())
