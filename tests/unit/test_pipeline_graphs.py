@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from triton_transformers.example_media import png
 from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.exporters import pipeline
 from triton_transformers.models.exporters.pipeline import is_same
-from triton_transformers.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.models.exporters.served import served_system
 from triton_transformers.settings import Settings, UserError
 
 WHISPER = {
@@ -28,15 +29,32 @@ WHISPER = {
 TOKENS = {"generate_kwargs": {"max_new_tokens": 6}}
 
 
-@pytest.fixture
-def assemble(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def assemble():
     """Return a function that assembles a checkpoint, whose graph wins however long it takes."""
-    monkeypatch.setattr(pipeline, "WORTHWHILE", 0)
-    (tmp_path / "models").mkdir()
 
     def assembled(weights: Path) -> Path:
-        assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=f"{tmp_path}/models", SOURCE=str(weights)))
-        return tmp_path / "models"
+        repository = weights.parent / "models"
+        assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=str(repository), SOURCE=str(weights)))
+        return repository
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "WORTHWHILE", 0)
+        yield assembled
+
+
+@pytest.fixture(scope="module")
+def written(assemble, tmp_path_factory):
+    """Return a function that assembles a model that writes texts of any length, and its weights, each once."""
+
+    @functools.cache
+    def assembled(task: str, architecture: str = "") -> tuple[Path, Path]:
+        weights = find_pipeline(task, architecture).save(tmp_path_factory.mktemp(task) / "weights")
+        path = weights / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10**30}))
+        repository = assemble(weights)
+        assert (repository / "m/1/graph/step").is_dir()
+        return repository, weights
 
     return assembled
 
@@ -55,8 +73,7 @@ def test_speech_is_recognized_as_by_pytorch(assemble, tmp_path):
     assert (repository / "m/1/graph/step").is_dir()
     pipe: Any = transformers.pipeline("automatic-speech-recognition", model=str(tmp_path / "weights"))
     sounds = [sound(number)[: RATE * (1 + number)] for number in range(4)]
-    with python_backend():
-        served = ServedSystem("m", repository)
+    with served_system("m", repository) as served:
         encoder = served.models["m"].backend.pipe.model.get_encoder()
         assert sum(weight.numel() for weight in encoder.parameters()) == 0
         for options in (TOKENS, TOKENS | {"return_timestamps": True}, TOKENS | {"return_timestamps": "word"}):
@@ -74,38 +91,28 @@ def test_speech_is_recognized_as_by_pytorch(assemble, tmp_path):
             for one in (True, "word")
         )
         assert of_segments == of_words != expected[3]["text"]
-        served.close()
 
 
 @pytest.mark.parametrize("task", ["translation", "summarization", "text2text-generation"])
-def test_texts_are_written_as_by_pytorch(assemble, tmp_path, task):
-    weights = find_pipeline(task).save(tmp_path / "weights")
-    repository = assemble(weights)
-    assert (repository / "m/1/graph/step").is_dir()
+def test_texts_are_written_as_by_pytorch(written, task):
+    repository, weights = written(task)
     pipe = open_pipeline(task, weights, "cpu", "float32")
     texts = ["rain", "A storm will cross the coast tonight.", "It is dry", "one two three four five six seven"]
-    with python_backend():
-        served = ServedSystem("m", repository)
+    with served_system("m", repository) as served:
         for options in ({"max_new_tokens": 12}, {"max_new_tokens": 12, "num_beams": 3, "num_return_sequences": 2}):
             expected = [plain(pipe(text, **options)) for text in texts]
             requests = [request(text.encode(), options) for text in texts]
             assert answers(served.alone(requests)) == expected
             assert answers(served.together(requests)) == expected
-        served.close()
 
 
-@pytest.mark.parametrize(("task", "architecture"), [("summarization", "Bart"), ("translation", "Marian")])
-def test_text_beyond_the_positions_is_refused_with_both_numbers(assemble, tmp_path, task, architecture):
+@pytest.mark.parametrize("task", ["summarization", "translation"])
+def test_text_beyond_the_positions_is_refused_with_both_numbers(written, task):
     """PyTorch raises IndexError, where OpenVINO invents an answer."""
-    weights = find_pipeline(task, architecture).save(tmp_path / "weights")  # with 300 positions
-    path = weights / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10**30}))
-    repository = assemble(weights)
-    assert (repository / "m/1/graph/step").is_dir()
+    repository, weights = written(task)  # of BART and Marian, with 300 positions
     pipe = open_pipeline(task, weights, "cpu", "float32")
     both = {"max_new_tokens": 300, "min_length": 300}, {"max_length": 301, "min_length": 290}
-    with python_backend():
-        served = ServedSystem("m", repository)
+    with served_system("m", repository) as served:
         for options in both:
             assert answers(served.alone([request(b"rain", options)])) == [plain(pipe("rain", **options))]
         for text, options, reason in (
@@ -118,22 +125,15 @@ def test_text_beyond_the_positions_is_refused_with_both_numbers(assemble, tmp_pa
         served.models["m"].backend.pipe.model.generation_config.update(max_length=400, min_length=400)
         with pytest.raises(UserError, match="a text of 301 tokens is longer than the model's 300 positions"):
             served.alone([request(b"rain", {})])
-        served.close()
 
 
-def test_text_beyond_the_positions_of_a_graph_is_answered_if_the_network_extends_them(assemble, tmp_path):
-    weights = find_pipeline("translation", "M2M100").save(tmp_path / "weights")  # with 200 positions
-    path = weights / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10**30}))
-    repository = assemble(weights)
-    assert (repository / "m/1/graph/step").is_dir()
+def test_text_beyond_the_positions_of_a_graph_is_answered_if_the_network_extends_them(written):
+    repository, weights = written("translation", "M2M100")  # with 200 positions
     pipe = open_pipeline("translation", weights, "cpu", "float32")
     options = {"max_new_tokens": 240, "min_length": 240, "src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
-    with python_backend():
-        served = ServedSystem("m", repository)
+    with served_system("m", repository) as served:
         for text in ("rain", "rain and " * 300):
             assert answers(served.alone([request(text.encode(), options)])) == [plain(pipe(text, **options))]
-        served.close()
 
 
 def test_images_are_segmented_as_by_pytorch(assemble, tmp_path):
@@ -144,12 +144,10 @@ def test_images_are_segmented_as_by_pytorch(assemble, tmp_path):
     for number, path in enumerate(paths):
         path.write_bytes(png(number, 40 + 16 * number, 64))
     expected = [plain(pipe(str(path))) for path in paths]
-    with python_backend():
-        served = ServedSystem("m", repository)
+    with served_system("m", repository) as served:
         requests = [request(path.read_bytes(), {}) for path in paths]
         assert is_same(answers(served.alone(requests)), expected, 1e-3)
         assert is_same(answers(served.together(requests)), expected, 1e-3)
-        served.close()
 
 
 def test_network_that_cannot_be_exported_runs_on_pytorch(assemble, tmp_path, monkeypatch):
@@ -160,7 +158,5 @@ def test_network_that_cannot_be_exported_runs_on_pytorch(assemble, tmp_path, mon
     monkeypatch.setattr(pipeline, "export_graphs", interrupted_export)
     repository = assemble(find_pipeline("image-segmentation").save(tmp_path / "weights"))
     assert not (repository / "m/1/graph").exists()
-    with python_backend():
-        served = ServedSystem("m", repository)
+    with served_system("m", repository) as served:
         assert answers(served.alone([request(png(0, 64, 48), {})]))
-        served.close()

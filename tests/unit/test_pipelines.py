@@ -33,7 +33,7 @@ from triton_transformers.models.assemble import assemble_all, plan
 from triton_transformers.models.catalogue import Job, System
 from triton_transformers.models.exporters import pipeline
 from triton_transformers.models.exporters.pipeline import is_same, traits_of
-from triton_transformers.models.exporters.served import ServedSystem, python_backend
+from triton_transformers.models.exporters.served import ServedSystem, python_backend, served_system
 from triton_transformers.models.pipeline_answers import ANSWERS, defect
 from triton_transformers.models.pipeline_tasks import FASTER, PIPELINE_TASKS, TEXTS, pipeline_tasks_of
 from triton_transformers.models.record import read_record
@@ -65,6 +65,7 @@ def serve(tmp_path_factory):
         patch.setattr(pipeline, "WORTHWHILE", 0)
 
         def served(task: str, architecture: str = "") -> tuple[ServedSystem, Path]:
+            architecture = architecture or find_pipeline(task).architecture
             if (task, architecture) not in systems:
                 weights = save(task, architecture, tmp_path_factory.mktemp(task))
                 repository = tmp_path_factory.mktemp(f"{task}-system")
@@ -225,11 +226,9 @@ def test_texts_of_images_are_those_that_the_model_generates(small, tmp_path):
     assert not torch.allclose(first, second, rtol=1e-3)
     options = {"generate_kwargs": {"max_new_tokens": 12, "num_beams": 2, "do_sample": False}}
     requests = [tensors(inputs=file, parameters=options) for file in files]
-    with python_backend():
-        assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=str(repository), SOURCE=str(weights)))
-        served = ServedSystem("m", repository)
+    assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=str(repository), SOURCE=str(weights)))
+    with served_system("m", repository) as served:
         assert answers(served.alone(requests)) == answers(served.together(requests)) == expected
-        served.close()
 
 
 def test_tokenizer_of_characters_is_served_by_a_pipeline(tmp_path, capsys):
@@ -239,12 +238,10 @@ def test_tokenizer_of_characters_is_served_by_a_pipeline(tmp_path, capsys):
     weights, repository = small.save(tmp_path / "weights"), tmp_path / "models"
     texts = ["calm sea", "a very cross and rather long text"]
     pipe = transformers.pipeline("text-classification", model=str(weights), device="cpu")
-    with python_backend():
-        assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=str(repository), SOURCE=str(weights)))
-        served = ServedSystem("m", repository)
+    assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=str(repository), SOURCE=str(weights)))
+    with served_system("m", repository) as served:
         requests = [tensors(inputs=text.encode()) for text in texts]
         assert is_same(answers(served.together(requests)), [pipe(text) for text in texts], 1e-4)
-        served.close()
     assert "its CanineTokenizer has no fast version" in " ".join(capsys.readouterr().err.split())
 
 
