@@ -21,7 +21,7 @@ from pathlib import Path
 from triton_transformers.files import exclusive
 from triton_transformers.models.assemble import run_recipe as assemble_anew
 from triton_transformers.models.catalogue import Job, Outcome, Recipe
-from triton_transformers.models.exporters import text
+from triton_transformers.models.exporters import pipeline, text
 from triton_transformers.settings import ROOT
 
 STORE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-transformers-tests"
@@ -59,7 +59,7 @@ def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
     draft = job.draft.folder if job.draft else NOWHERE  # nowhere, too, if the text itself proposes the tokens
     order = replace(job, weights=NOWHERE, folder=NOWHERE, draft=None)
     sources = [folder for folder in (job.weights, draft) if folder != NOWHERE]
-    kept = shelf() / digest(sources, recipe, order, bool(job.draft), text.PARITY_TEXTS)
+    kept = shelf() / digest(sources, recipe, order, bool(job.draft), text.PARITY_TEXTS, pipeline.WORTHWHILE)
     with exclusive(kept.with_suffix(".lock"), "another test assembles the same"):
         if not kept.exists():
             outcome = assemble_anew(recipe, job, name)

@@ -55,7 +55,7 @@ def save(task: str, architecture: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def serve(tmp_path_factory):
+def serve(stored, tmp_path_factory):
     """Return a function that assembles the small model of a task and serves it in this process, and its weights.
 
     A graph of OpenVINO runs the networks that can be exported, however long it takes.
