@@ -36,7 +36,7 @@ from tests.support.triton_clients import address, connect, ids_input
 from triton_transformers.settings import ROOT
 
 # Requests over each protocol, and the seed that chooses them.
-REQUESTS = int(os.environ.get("FUZZ") or 4_000)
+REQUESTS = int(os.environ.get("FUZZ") or 1_000)
 SEED = int(os.environ.get("FUZZ_SEED") or 18)
 # Requests that are sent at once, each on a connection of its own.
 BATCH = 16
