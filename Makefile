@@ -149,7 +149,7 @@ test-unit: $(all) ## Tests without a server: SLOW=1
 # Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
 assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m triton_transformers.models
 
-test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust: SLOW=1; TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients clients of OpenAI's and other APIs
+test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust: SLOW=1; SLOW=2 TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients clients of OpenAI's and other APIs
 	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
 	@$(if $(OPENAI_CLIENTS),tests/packages.sh tests/openai_clients.lock $(OPENAI_CLIENTS) openai@7.57.0 @huggingface/inference@4.13.30)
 	@$(assemble_embedding)

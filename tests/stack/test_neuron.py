@@ -308,7 +308,7 @@ def test_cores_of_another_model_fail_with_a_hint(stack):
 
 # --- TensorFlow -------------------------------------------------------------------------------------------------------
 
-INSTALL = "`make test-stack SLOW=1 TENSORFLOW=.local/tensorflow` installs it"
+INSTALL = "`make test-stack SLOW=2 TENSORFLOW=.local/tensorflow` installs it"
 with_tensorflow = pytest.mark.skipif(not TENSORFLOW.is_dir(), reason=f"TensorFlow is missing: {INSTALL}")
 
 
@@ -328,6 +328,7 @@ def double(stack: TestStack, model: str, rows: int) -> list[int]:
 
 
 @with_tensorflow
+@pytest.mark.slowest
 def test_saved_model_spreads_rows_over_its_cores(stack, saved):
     generate(stack, "doubler", "--neuron_core_range 2:4", saved[0], "tensorflow")
     with loaded(stack, "doubler"):
@@ -345,6 +346,7 @@ def test_saved_model_spreads_rows_over_its_cores(stack, saved):
 
 
 @with_tensorflow
+@pytest.mark.slowest
 def test_saved_model_of_one_batch_size_gets_full_batches(stack, saved):
     generate(stack, "four", f"--neuron_core_range 0:1 {BATCHING}", saved[4], "tensorflow")
     with loaded(stack, "four"):
@@ -353,6 +355,7 @@ def test_saved_model_of_one_batch_size_gets_full_batches(stack, saved):
 
 
 @with_tensorflow
+@pytest.mark.slowest
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [

@@ -42,7 +42,7 @@ class Machine:
             (self.folder / marker).touch()
 
     def run(self, *command, **exported):
-        # CI calls these tests from `make test SLOW=1 TENSORFLOW=folder OPENAI_CLIENTS=folder`.
+        # `make test SLOW=2 TENSORFLOW=folder OPENAI_CLIENTS=folder` contains these tests.
         of_make = ("MAKE", "MFLAGS", "SLOW", "TENSORFLOW", "OPENAI_CLIENTS")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(of_make)}
         own = {"TRITON_SETTINGS_FILE": str(self.dotenv), "TRITON_SETTINGS_NAMES": ""}
