@@ -24,10 +24,11 @@ SHARED = (
     *("test_onnx_backends", "test_rankers", "test_tasks", "test_token_vectors", "test_tools", "test_adapters"),
     "test_structured_output",
 )
-# These share the systems of tests/support/served_pipelines.py.
-PIPELINE_MODULES = ("test_pipelines", "test_huggingface", "test_gateway_page")
-# The others of these serve many systems of their own, on a stack of their worker.
-LONG = (*PIPELINE_MODULES, "test_vision", "test_openai_audio", "test_vision_language")
+# Another worker runs these on a stack of its own. The first four share tests/support/served_pipelines.py.
+LONG = (
+    *("test_pipelines", "test_huggingface", "test_gateway_page", "test_openai_audio", "test_vision"),
+    "test_vision_language",
+)
 # The modules that use the fixture `stack` below.
 STACK_MODULES = (*SHARED, *LONG)
 STACK = pytest.StashKey[TestStack]()
@@ -38,7 +39,7 @@ HANGS = pytest.mark.timeout(1200)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
-    return Scheduler(config, log, dict.fromkeys(SHARED, "shared") | dict.fromkeys(PIPELINE_MODULES, "pipelines"))
+    return Scheduler(config, log, dict.fromkeys(SHARED, "shared") | dict.fromkeys(LONG, "long"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,9 +7,9 @@ import io
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,11 +18,16 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
 
+from gateway.config import Config
 from tests.stack.test_gateway import CLIENTS, INSTALL
+from tests.stack.test_pipelines import SYSTEMS
+from tests.support import page_systems
 from tests.support.checkpoints import encoders, language, vision
 from tests.support.checkpoints.vision_language import save_vision_language
+from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
+from tests.support.triton_stand_in import TritonStandIn
 from triton_transformers.corpus import MIXED
 from triton_transformers.example_media import png, wav
 from triton_transformers.models.exporters.pipeline import is_same
@@ -43,30 +48,51 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "moods": lambda folder: encoders.save_bert(folder, "ForSequenceClassification", **encoders.labels(encoders.MOODS)),
     "pets": vision.save_vit_classifier,
     "writes": language.save_gpt2,
-    "sees": lambda folder: save_vision_language(folder, "gemma3"),
+    "sees": lambda folder: save_vision_language(folder, "llava"),
+}
+# The stack serves the pipelines of test_pipelines.py. A stand-in of Triton answers for these, as transformers does:
+# loading one takes 10 seconds of CPU time, and tests/unit/test_pipelines.py compares their answers.
+RECORDED: dict[str, Any] = {
+    "sounds": [{"score": 0.75, "label": "rain"}, {"score": 0.25, "label": "a cat"}],
+    "speaks": {"audio": base64.b64encode(wav(2, 0.1)).decode(), "sampling_rate": 16000},
+    "reads": [{"score": 0.5, "answer": "12.50", "start": 1, "end": 1}],
+    "sorts": [{"score": 0.75, "label": "a cat"}, {"score": 0.25, "label": "rain"}],
+    "translates": [{"translation_text": "la pluie"}],
+    "summarizes": [{"summary_text": "rain"}],
 }
 
 
+class Served(NamedTuple):
+    """The stack, and a stand-in of Triton with a gateway before it."""
+
+    stack: TestStack
+    triton: TritonStandIn
+    gateway: RunningGateway
+
+    def address(self, system: str) -> str:
+        return f"{self.gateway.url if system in RECORDED else self.stack.gateway}/models/{system}"
+
+
 @pytest.fixture(scope="module")
-def served(stack: TestStack, tmp_path_factory) -> TestStack:
+def served(stack: TestStack, tmp_path_factory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    assemble_pipelines(stack, folder, PIPELINES)
-    forms = dict.fromkeys(("names", "blanks", "answers", "features"), "python")  # made faster than ONNX
-    stack.assemble(
-        *(
-            {"SYSTEMS": name, "SOURCE": save(folder / name), "FORMAT": forms.get(name, "")}
-            for name, save in CHECKPOINTS.items()
-        )
-    )
-    return stack.serve(*PIPELINES, *CHECKPOINTS, "writes_stream", "sees_stream")
+    assemble_pipelines(stack, folder, SYSTEMS)
+    stack.assemble(*({"SYSTEMS": name, "SOURCE": save(folder / name)} for name, save in CHECKPOINTS.items()))
+    stack.serve(*SYSTEMS, *CHECKPOINTS, "writes_stream", "sees_stream")
+    recorded = [page_systems.pipeline(name, PIPELINES[name], answer) for name, answer in RECORDED.items()]
+    with (
+        TritonStandIn(*recorded) as triton,
+        running_gateway(Config(triton=triton.address, systems=(*RECORDED,))) as own,
+    ):
+        yield Served(stack, triton, own)
 
 
-def client_of(stack: TestStack, system: str) -> InferenceClient:
-    return InferenceClient(model=f"{stack.gateway}/models/{system}", token=stack.client_key)
+def client_of(served: Served, system: str) -> InferenceClient:
+    return InferenceClient(model=served.address(system), token=served.stack.client_key)
 
 
-def ask(stack: TestStack, system: str, parameters: dict[str, Any] | None = None, **fields: Any) -> Any:
-    """Return the answer of a pipeline, as Triton has it."""
+def ask(served: Served, system: str, parameters: dict[str, Any] | None = None, **fields: Any) -> Any:
+    """Return the answer of a pipeline, as Triton has it. The last request to the stand-in must be the same."""
     texts = {
         name: base64.b64encode(value).decode()
         if isinstance(value, bytes)
@@ -76,7 +102,10 @@ def ask(stack: TestStack, system: str, parameters: dict[str, Any] | None = None,
         for name, value in fields.items()
     }
     columns = {name: [text] for name, text in (texts | {"parameters": json.dumps(parameters or {})}).items()}
-    return json.loads(stack.ask(system, **columns)["outputs"][0, 0])
+    if system in RECORDED:
+        assert {name: tensor.texts() for name, tensor in served.triton.received[-1].inputs.items()} == columns
+        return RECORDED[system]
+    return json.loads(served.stack.ask(system, **columns)["outputs"][0, 0])
 
 
 def png_of(image: Image.Image) -> str:
@@ -153,7 +182,7 @@ def test_client_sorts_a_text_into_labels(served):
 
 
 def test_client_classifies_images(served):
-    scores = served.ask("pets", image_bytes=[base64.b64encode(IMAGE).decode()])["scores"][0]
+    scores = served.stack.ask("pets", image_bytes=[base64.b64encode(IMAGE).decode()])["scores"][0]
     for options in ({"top_k": 2}, {}):  # the client sends base64 with parameters, and the file itself without
         found = client_of(served, "pets").image_classification(IMAGE, **options)[:2]
         assert np.allclose([one.score for one in found], sorted(scores, reverse=True)[:2], atol=1e-3)
@@ -162,31 +191,31 @@ def test_client_classifies_images(served):
 
 def test_client_gets_vectors(served):
     vectors = client_of(served, "features").feature_extraction(TEXT)
-    assert np.allclose(vectors, served.ask("features", input_text=[TEXT])["last_hidden_state"], atol=1e-4)
+    assert np.allclose(vectors, served.stack.ask("features", input_text=[TEXT])["last_hidden_state"], atol=1e-4)
     (similarity,) = client_of(served, "embedding").sentence_similarity(TEXT, [OTHER])
-    first, second = served.ask("embedding", input_text=[TEXT, OTHER])["output__0"]
+    first, second = served.stack.ask("embedding", input_text=[TEXT, OTHER])["output__0"]
     assert np.isclose(similarity, first @ second / np.linalg.norm(first) / np.linalg.norm(second), atol=1e-4)
 
 
 def test_client_finds_entities_words_and_answers(served):
-    expected = served.ask("names", input_text=[TEXT])
+    expected = served.stack.ask("names", input_text=[TEXT])
     entities = client_of(served, "names").token_classification(TEXT)
     assert [one.entity_group for one in entities] == expected["label"][0].tolist()
     assert all(one.word == TEXT[one.start : one.end] for one in entities)
     blank = f"{TEXT} [MASK]"
     words = client_of(served, "blanks").fill_mask(blank, top_k=3)
-    assert [one.token_str for one in words] == served.ask("blanks", input_text=[blank])["token"][0, :3].tolist()
+    assert [one.token_str for one in words] == served.stack.ask("blanks", input_text=[blank])["token"][0, :3].tolist()
     assert all(isinstance(one.token, int) for one in words)
     assert words[0].sequence == f"{TEXT} {words[0].token_str}"
     found = client_of(served, "answers").question_answering("Which battery fits?", TEXT)
-    expected = served.ask("answers", question=["Which battery fits?"], context=[TEXT])
+    expected = served.stack.ask("answers", question=["Which battery fits?"], context=[TEXT])
     assert (found.answer, found.start) == (expected["answer"][0, 0], expected["start"][0, 0])
 
 
 def test_client_generates(served):
     client = client_of(served, "writes")
     options = {"model": "writes", "prompt": TEXT, "temperature": 0, "max_tokens": NEW_TOKENS}
-    (choice,) = served.post("/v1/completions", **options)["choices"]
+    (choice,) = served.stack.post("/v1/completions", **options)["choices"]
     assert client.text_generation(TEXT, max_new_tokens=NEW_TOKENS) == choice["text"]
     assert "".join(client.text_generation(TEXT, max_new_tokens=NEW_TOKENS, stream=True)) == choice["text"]
     *_, last = client.text_generation(TEXT, max_new_tokens=NEW_TOKENS, stream=True, details=True)
@@ -207,7 +236,9 @@ def test_client_asks_about_images(served):
     def seen(question: str) -> str:
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
         messages = [{"role": "user", "content": content}]
-        answer = served.post("/v1/chat/completions", model="sees", messages=messages, temperature=0, max_tokens=100)
+        answer = served.stack.post(
+            "/v1/chat/completions", model="sees", messages=messages, temperature=0, max_tokens=100
+        )
         return answer["choices"][0]["message"]["content"]
 
     (found,) = client.visual_question_answering(IMAGE, "What is it?")
@@ -319,11 +350,11 @@ PARTS: dict[str, Callable[[Any], Any]] = {
 NODE = """
 import { readFileSync } from "node:fs";
 import { InferenceClient } from "@huggingface/inference";
-const [root, key] = process.argv.slice(1);
+const [key] = process.argv.slice(1);
 const revived = (_, value) => value?.file ? new Blob([Buffer.from(value.file, "base64")], value) : value;
 const answers = {};
-for (const [method, [system, given]] of Object.entries(JSON.parse(readFileSync(0), revived))) {
-  const client = new InferenceClient(key, { endpointUrl: `${root}/models/${system}` });
+for (const [method, [endpointUrl, given]] of Object.entries(JSON.parse(readFileSync(0), revived))) {
+  const client = new InferenceClient(key, { endpointUrl });
   try {
     let answer = client[method](given);
     if (answer[Symbol.asyncIterator]) answer = (async (events) => {
@@ -346,8 +377,8 @@ def node_answers(served) -> dict[str, Any]:
     """Return what each method of the client for JavaScript answers."""
     if not (shutil.which("node") and (CLIENTS / "node_modules/@huggingface").is_dir()):
         pytest.skip(f"npm's @huggingface/inference is missing: {INSTALL}")
-    command = ["node", "--input-type=module", "--eval", NODE, "--", served.gateway, served.client_key]
-    given = json.dumps({method: call[:2] for method, call in NODE_CALLS.items()})
+    command = ["node", "--input-type=module", "--eval", NODE, "--", served.stack.client_key]
+    given = json.dumps({method: (served.address(system), sent) for method, (system, sent, _) in NODE_CALLS.items()})
     done = subprocess.run(command, input=given, cwd=CLIENTS, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -16,14 +16,14 @@ import transformers
 
 from bench.speech_rates import RATE, save_whisper, sound, wav
 from tests.support.checkpoints import encoders
-from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.openai_clients import NEEDS_CLIENTS
+from tests.support.served_pipelines import assemble_pipelines
 from tests.support.stacks import TestStack
 from tests.unit.test_pipeline_graphs import WHISPER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"), NEEDS_CLIENTS]
 
-SYSTEMS = ("whisper", "untimed", "letters", "voice", "moderator")
+SYSTEMS = ("whisper", "untimed", "hears", "speaks", "moderator")
 SHORT, LONG = wav(sound(0)), wav(np.concatenate([sound(number) for number in (7, 6, 5)]))  # 4 and 39 seconds
 
 
@@ -40,8 +40,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "whisper": whisper,
         "untimed": untimed,
-        "letters": find_pipeline("automatic-speech-recognition").save(folder / "letters"),
-        "voice": find_pipeline("text-to-audio").save(folder / "voice"),
         "moderator": encoders.save_bert(
             folder / "moderator", "ForSequenceClassification", **encoders.labels(["toxic", "non-toxic", "threat"])
         ),
@@ -49,7 +47,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def served(stack: TestStack, checkpoints) -> TestStack:
+def served(stack: TestStack, checkpoints, tmp_path_factory) -> TestStack:
+    assemble_pipelines(stack, tmp_path_factory.mktemp("pipelines"), ("hears", "speaks"))
     stack.assemble(*({"SYSTEMS": name, "SOURCE": source} for name, source in checkpoints.items()))
     return stack.serve(*SYSTEMS)
 
@@ -115,11 +114,11 @@ def test_whisper_translates_with_a_prompt(client, recognize):
 
 def test_ctc_transcribes_with_words(client):
     answer = client.audio.transcriptions.create(
-        model="letters", file=SHORT, response_format="verbose_json", timestamp_granularities=["word"]
+        model="hears", file=SHORT, response_format="verbose_json", timestamp_granularities=["word"]
     )
     assert " ".join(word.word for word in answer.words).split() == answer.text.split()
     assert answer.duration == 4
-    assert client.audio.transcriptions.create(model="letters", file=SHORT).text == answer.text
+    assert client.audio.transcriptions.create(model="hears", file=SHORT).text == answer.text
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_ctc_transcribes_with_words(client):
     [
         ({"file": b"Not a sound."}, "file"),
         ({"language": "xx"}, "language"),
-        ({"model": "letters", "response_format": "srt"}, "response_format"),
+        ({"model": "hears", "response_format": "srt"}, "response_format"),
         ({"stream": True}, "stream"),
     ],
 )
@@ -138,12 +137,12 @@ def test_wrong_transcriptions_raise_the_clients_error(openai, client, options, p
 
 
 def test_text_is_spoken(openai, client):
-    answer = client.audio.speech.create(model="voice", input="a dog", voice="default")
+    answer = client.audio.speech.create(model="speaks", input="a dog", voice="default")
     samples, rate = soundfile.read(io.BytesIO(answer.content))
     assert (answer.response.headers["content-type"], rate) == ("audio/wav", 16000)
     assert samples.any()
     with pytest.raises(openai.BadRequestError, match="'wav'"):
-        client.audio.speech.create(model="voice", input="a dog", voice="default", response_format="mp3")
+        client.audio.speech.create(model="speaks", input="a dog", voice="default", response_format="mp3")
 
 
 def test_texts_are_moderated(client, served):
