@@ -178,35 +178,25 @@ def test_reading_part_needs_no_javascript(chromium: webdriver.Chrome, gateway: R
         assert part in text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("system", "fields", "expected"),
-    [
-        (
-            "classifier",
-            {"input": "a good film\na bad one"},
-            ["a good film → positive", "0.750", "a bad one → negative"],
-        ),
-        (
-            "names",
-            {"input_text": "Marie Curie was born in Warsaw."},
-            ["Marie Curie PER 0.998 was", f"Warsaw {HOSTILE}"],
-        ),
-        ("answers", {"question": "Where?"}, ["born in Warsaw. In", "score 0.930"]),
-        ("mask", {}, ["capital", "0.900", HOSTILE]),
-        ("sparse", {}, ["password", "2.500", "reset"]),
-    ],
-)
-def test_boxes_show_answers_as_text(page: Page, system: str, fields: dict[str, str], expected: list[str]) -> None:
-    text = page.send(system, **fields)
-    for part in expected:
-        assert part in text
+# System, its fields, and what its answer shows.
+BOXES = [
+    ("classifier", {"input": "a good film\na bad one"}, ["a good film → positive", "0.750", "a bad one → negative"]),
+    ("names", {"input_text": "Marie Curie was born in Warsaw."}, ["Marie Curie PER 0.998 was", f"Warsaw {HOSTILE}"]),
+    ("answers", {"question": "Where?"}, ["born in Warsaw. In", "score 0.930"]),
+    ("mask", {}, ["capital", "0.900", HOSTILE]),
+    ("sparse", {}, ["password", "2.500", "reset"]),
+    ("embedding", {"query": "aaa", "texts": "zzzzzz zz\n\naaa\nab"}, []),
+    ("reranker", {"query": "blue sky", "texts": "a dog\na blue sky\nblue"}, []),
+]
 
 
 @pytest.mark.slow
-def test_embedding_box_lists_the_nearest_text_first(page: Page) -> None:
-    page.send("embedding", query="aaa", texts="zzzzzz zz\n\naaa\nab")
+def test_boxes_show_answers_as_text_and_the_best_first(page: Page) -> None:
+    for system, fields, expected in BOXES:
+        text = page.send(system, **fields)
+        assert all(part in text for part in expected), text
     assert page.text("embedding").splitlines()[:2] == ["aaa", "1.000"]
+    assert page.text("reranker").splitlines()[:6] == ["a blue sky", "1.000", "blue", "0.500", "a dog", "0.000"]
     widths = page.run(
         "return [...document.querySelectorAll('[data-system=embedding] .bar')].map((bar) => bar.offsetWidth)"
     )
@@ -214,27 +204,20 @@ def test_embedding_box_lists_the_nearest_text_first(page: Page) -> None:
     assert widths == sorted(widths, reverse=True) and widths[-1] < widths[0]
 
 
-@pytest.mark.slow
-def test_rerank_box_lists_the_most_relevant_text_first(page: Page) -> None:
-    text = page.send("reranker", query="blue sky", texts="a dog\na blue sky\nblue")
-    assert text.splitlines()[:6] == ["a blue sky", "1.000", "blue", "0.500", "a dog", "0.000"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("system", ["images", "pets"])
-def test_image_boxes_send_the_sample(page: Page, triton: TritonStandIn, system: str) -> None:
+def press_sample(page: Page, system: str) -> None:
+    """Choose the sample image, and wait until the form shows it."""
     page.press(system, "[data-sample]")
     page.wait(lambda: page.form(system).find_element(By.TAG_NAME, "img").is_displayed())
-    text = page.send(system)
-    assert (HOSTILE if system == "pets" else "pooler_output FP32 [1, 500]") in text
-    sent = [received.inputs["image_bytes"].texts()[0] for received in triton.received if received.model == system]
-    assert sent[-1].startswith("/9j/")  # JPEG in base64
 
 
 @pytest.mark.slow
-def test_box_of_texts_and_images_compares_an_image_with_texts(page: Page) -> None:
-    page.press("clip", "[data-sample]")
-    page.wait(lambda: page.form("clip").find_element(By.TAG_NAME, "img").is_displayed())
+def test_image_boxes_send_the_sample(page: Page, triton: TritonStandIn) -> None:
+    for system, shown in (("images", "pooler_output FP32 [1, 500]"), ("pets", HOSTILE)):
+        press_sample(page, system)
+        assert shown in page.send(system)
+        assert triton.received[-1].model == system
+        assert triton.received[-1].inputs["image_bytes"].texts()[0].startswith("/9j/")  # JPEG in base64
+    press_sample(page, "clip")
     text = page.send("clip", texts="a dog\na landscape")
     assert "cosine similarity to the image" in text
     assert {"a dog", "a landscape"} < set(text.splitlines())
@@ -292,17 +275,19 @@ DRAWN = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "answer", "parts", "script", "value"), DRAWN, ids=[case[0] for case in DRAWN])
-def test_answers_of_pipelines_are_drawn(page, triton, config, monkeypatch, task, answer, parts, script, value) -> None:
-    monkeypatch.setitem(triton.models, "pipe", page_systems.pipeline("pipe", task, answer))
-    with running_gateway(replace(config, systems=("pipe",))) as running:
+def test_answers_of_pipelines_are_drawn(page, triton, config, monkeypatch) -> None:
+    pipelines = {task: page_systems.pipeline(task, task, answer) for task, answer, *_ in DRAWN}
+    monkeypatch.setattr(triton, "models", triton.models | pipelines)
+    with running_gateway(replace(config, systems=(*pipelines,))) as running:
         page.browser.get(running.url)
-        for sample in page.form("pipe").find_elements(By.CSS_SELECTOR, "[data-sample]"):
-            sample.click()
-            page.wait(lambda: page.form("pipe").find_element(By.CSS_SELECTOR, "[data-preview]").is_displayed())
-        text = page.send("pipe")
-        assert all(part in text for part in parts), text
-        assert page.run(f"return ({script})(document.querySelector('.answer'))") == value
+        for task, _, parts, script, value in DRAWN:
+            form = page.form(task)
+            for sample in form.find_elements(By.CSS_SELECTOR, "[data-sample]"):
+                sample.click()
+                page.wait(form.find_element(By.CSS_SELECTOR, "[data-preview]").is_displayed)
+            text = page.send(task)
+            assert all(part in text for part in parts), text
+            assert page.run(f"return ({script})(document.querySelector('[data-system={task}] .answer'))") == value
         page.open()  # before its server ends, because the page would log that
 
 
@@ -345,8 +330,7 @@ def test_pipelines_of_the_server_take_what_the_browser_sends(chromium, stack, tm
     record(page, "hears")
     page.send("hears")
     assert page.answer("hears").find_elements(By.CSS_SELECTOR, "p.text")
-    page.press("finds", "[data-sample]")
-    page.wait(lambda: page.form("finds").find_element(By.TAG_NAME, "img").is_displayed())
+    press_sample(page, "finds")
     page.send("finds", parameters='{"threshold": 0.0}')
     assert len(page.answer("finds").find_elements(By.CLASS_NAME, "box")) == 5  # the queries of the network
     assert page.send("finds", parameters="{").startswith("row 0 of 'parameters' is not valid JSON")
@@ -418,8 +402,7 @@ def test_chat_box_sends_an_image_and_shows_reasoning(
         page.browser.get(running.url)
         assert page.send("thinker", prompt="Which?").splitlines()[:2] == ["By mass.", "Jupiter"]
         assert "images" not in triton.received[-1].inputs
-        page.press("thinker", "[data-sample]")
-        page.wait(lambda: page.form("thinker").find_element(By.TAG_NAME, "img").is_displayed())
+        press_sample(page, "thinker")
         page.send("thinker", prompt="Which?")
         assert b"JFIF" in triton.received[-1].inputs["images"].data
         page.open()  # before its server ends, because the page would log that
@@ -485,19 +468,18 @@ def test_command_is_copied(page: Page, gateway: RunningGateway) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_page_fits_its_window(page: Page, width: int, scheme: str) -> None:
-    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
-    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+def test_page_fits_its_window(page: Page) -> None:
+    page.send("names")
     try:
-        page.send("names")
-        assert page.run("return innerWidth") == width
-        assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-        colour = page.run("return getComputedStyle(document.body).backgroundColor")
-        assert colour == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(22, 27, 34)")
+        for width in (NARROW, WIDE):
+            device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+            page.wait(lambda expected=width: page.run("return innerWidth") == expected)
+            assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        for scheme, expected in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(22, 27, 34)")):
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+            assert page.run("return getComputedStyle(document.body).backgroundColor") == expected
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
