@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,8 +21,12 @@ from triton_transformers.triton import TritonError
 pytestmark = pytest.mark.slow
 
 TEXTS = MIXED.texts[:24]
-IN_PYTHON = ("mood", "sentences")  # systems that run in the format `python` too
+# PROFILE=neuron serves a system for each kind of answer: each loads PyTorch. `make models` compares them all.
+ON_NEURON = ("mood", "entities", "sentences", "splade", "questions")
 TASKS = {"captions": "sentence-similarity"}  # of the systems whose files name no single task
+
+
+on_cpu = pytest.mark.parametrize("served", ["cpu"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +52,17 @@ def checkpoints(tmp_path_factory, encoder_checkpoints) -> dict[str, Path]:
 
 @pytest.fixture(scope="module", params=["cpu", "neuron"])
 def served(stack, new_stack, checkpoints, request) -> TestStack:
-    """Serve every task as ONNX, and two tasks in the other formats; then every task on a stack of PROFILE=neuron."""
-    chosen = [(name, name, "onnx") for name in checkpoints]
+    """Serve every task as ONNX, and one as PyTorch, too; then some on a stack of PROFILE=neuron."""
+    systems = [{"SYSTEMS": name, "SOURCE": source, "TASK": TASKS.get(name, "")} for name, source in checkpoints.items()]
     if request.param == "cpu":
-        chosen += [(f"{name}_python", name, "python") for name in IN_PYTHON] + [("mood_int8", "mood", "onnx-int8")]
-    else:
-        stack.serve()  # memory cannot hold the systems of both
-        stack = on_neuron(new_stack())
-    systems = [
-        {"SYSTEMS": system, "SOURCE": checkpoints[name], "FORMAT": form, "TASK": TASKS.get(name, "")}
-        for system, name, form in chosen
-    ]
-    if request.param == "cpu":
-        assert re.search(r"mood_int8: .*int8: .* times as fast", stack.assemble(*systems), re.DOTALL)
-        return stack.serve(*(system for system, _, _ in chosen))
+        stack.assemble(*systems, {"SYSTEMS": "mood_python", "SOURCE": checkpoints["mood"], "FORMAT": "python"})
+        return stack.serve(*checkpoints, "mood_python")
+    stack.serve()  # memory cannot hold the systems of both
+    stack = on_neuron(new_stack())
+    stack.environment["NEURON_BATCHES"] = "8"  # test_neuron_embedding.py compiles for several
     # Models share no core.
-    stack.assemble(*(one | {"FORMAT": "", "NEURON_CORES": f"{core}:{core}"} for core, one in enumerate(systems)))
-    stack.environment["SYSTEMS"] = " ".join(checkpoints)
+    stack.assemble(*(one | {"NEURON_CORES": f"{core}:{core}"} for core, one in enumerate(systems)))
+    stack.environment["SYSTEMS"] = " ".join(ON_NEURON)
     return bring_up(stack)
 
 
@@ -73,13 +70,18 @@ def pipeline(task: str, folder: Path, **settings):
     return transformers.pipeline(task, model=str(folder), device="cpu", **settings)
 
 
-@pytest.mark.parametrize("system", ["mood", "topics"])
-def test_text_classification_equals_pipeline(served, checkpoints, system):
-    answer = served.ask(system, input_text=TEXTS)
-    activation = "sigmoid" if system == "topics" else "softmax"
-    expected = pipeline("text-classification", checkpoints[system], top_k=None, function_to_apply=activation)(
-        TEXTS, truncation=True
-    )
+def test_text_classification_equals_pipeline(served, checkpoints):
+    check_labels(served.ask("mood", input_text=TEXTS), checkpoints["mood"], "softmax")
+
+
+@on_cpu
+def test_independent_labels_equal_pipeline(served, checkpoints):
+    check_labels(served.ask("topics", input_text=TEXTS), checkpoints["topics"], "sigmoid")
+
+
+def check_labels(answer: dict[str, np.ndarray], source: Path, activation: str) -> None:
+    classify = pipeline("text-classification", source, top_k=None, function_to_apply=activation)
+    expected = classify(TEXTS, truncation=True)
     for row, best in enumerate(expected):
         scores = {label["label"]: label["score"] for label in best}
         np.testing.assert_allclose(answer["scores"][row], [scores[name] for name in encoders.MOODS], atol=1e-4)
@@ -104,6 +106,7 @@ def test_token_classification_equals_pipeline(served, checkpoints):
     assert count > len(TEXTS)
 
 
+@on_cpu
 def test_feature_extraction_equals_pipeline(served, checkpoints):
     extract = pipeline("feature-extraction", checkpoints["features"])
     for text in TEXTS[:6]:
@@ -139,6 +142,7 @@ def test_sparse_embedding_equals_sparse_encoder(served, checkpoints):
         assert answer["token"][row][0] == library.tokenizer.convert_ids_to_tokens(int(expected.argmax()))
 
 
+@on_cpu
 @torch.inference_mode()
 def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
     answer = served.ask("captions", input_text=TEXTS)
@@ -149,19 +153,17 @@ def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
         np.testing.assert_allclose(answer["sentence_embedding"][row], expected[0].numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("served", ["cpu"], indirect=True)
-@pytest.mark.parametrize("system", IN_PYTHON)
-def test_format_python_answers_like_onnx(served, system):
-    options = {"text_pair": TEXTS[::-1]} if system == "mood" else {"prompt_name": ["query"] * len(TEXTS)}
-    answer = served.ask(f"{system}_python", input_text=TEXTS, **options)
-    for name, expected in served.ask(system, input_text=TEXTS, **options).items():
+@on_cpu
+def test_format_python_answers_like_onnx(served):
+    answer = served.ask("mood_python", input_text=TEXTS, text_pair=TEXTS[::-1])
+    for name, expected in served.ask("mood", input_text=TEXTS, text_pair=TEXTS[::-1]).items():
         if expected.dtype.kind == "f":
             np.testing.assert_allclose(answer[name], expected, atol=1e-4)
         else:
             assert answer[name].tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("served", ["cpu"], indirect=True)
+@on_cpu
 @pytest.mark.slowest
 def test_load_test_measures_sparse_vectors(served):
     done = served.make("loadtest", SYSTEM="splade", **(SHORT | {"USERS": 8}))
@@ -195,6 +197,7 @@ def test_concurrent_requests_get_their_own_prompts(served, sentence_transformer)
         np.testing.assert_allclose(answer, expected[choice][text], atol=1e-4)
 
 
+@on_cpu
 def test_fill_mask_equals_pipeline(served, checkpoints):
     texts = [f"{text[:20]} [MASK] rain" for text in TEXTS]
     answer = served.ask("blanks", input_text=texts)
@@ -203,6 +206,7 @@ def test_fill_mask_equals_pipeline(served, checkpoints):
         np.testing.assert_allclose(answer["score"][row], [token["score"] for token in expected], atol=1e-4)
 
 
+@on_cpu
 @pytest.mark.parametrize("text", ["no mask", "[MASK] and [MASK]", "word " * 100 + "[MASK]"])
 def test_fill_mask_requires_exactly_one_mask(served, text):
     with pytest.raises(TritonError, match=r"each text must have \[MASK\] exactly once") as error:
@@ -210,6 +214,7 @@ def test_fill_mask_requires_exactly_one_mask(served, text):
     assert error.value.status == 400
 
 
+@on_cpu
 def test_text_ranking_equals_cross_encoder(served, checkpoints):
     from sentence_transformers import CrossEncoder
 
@@ -252,8 +257,3 @@ def test_batched_answers_equal_single_ones(served):
         assert served.executions("mood_encoder", 4 * len(TEXTS), before) == 4
     for i, scores in enumerate(together):
         np.testing.assert_allclose(scores, alone[i % len(TEXTS)], atol=1e-5)
-
-
-@pytest.mark.parametrize("served", ["cpu"], indirect=True)
-def test_int8_keeps_the_interface(served):
-    assert served.ask("mood_int8", input_text=TEXTS)["scores"].shape == (len(TEXTS), len(encoders.MOODS))
