@@ -67,10 +67,16 @@ def first_state(stack) -> tuple[str, object]:
 
 
 @pytest.fixture(autouse=True)
-def up(stack, first_state):
+def up(stack, first_state, request):
     """Start the stack if the test before left it stopped, incomplete or with other settings."""
-    if state(stack) != first_state:
+    if "stopped" not in request.fixturenames and state(stack) != first_state:
         bring_up(stack)
+
+
+@pytest.fixture
+def stopped(stack):
+    """Stop the stack for a test that starts it. Such tests follow those that leave the stack stopped."""
+    stack.make("down")
 
 
 def answers(stack) -> bool:
@@ -86,14 +92,6 @@ def test_second_up_starts_nothing(stack):
     assert done.returncode == 0
     assert stack.http in done.stdout
     assert (stack.server().pid, stack.stub("encoder").pid) == before
-
-
-def test_two_ups_at_once_start_one_stack(stack):
-    stack.make("down")
-    both = [stack.start_make("up") for _ in range(2)]
-    outputs = [process.communicate(timeout=COMMAND_S)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
-    assert stack.server()
 
 
 def test_status_and_smoke_bypass_the_proxy(stack):
@@ -113,6 +111,56 @@ def test_logs_end_without_a_terminal(stack):
     assert "Started HTTPService" in done.stdout
 
 
+def test_stack_whose_control_files_were_deleted_is_found(stack):
+    """`down` stops it, and `up` restarts it with its systems."""
+    assert stack.make("up", SYSTEMS="embedding lookup").returncode == 0
+    before = stack.server()
+    shutil.rmtree(stack.folder / "state/run")
+    status = stack.make("status")
+    assert status.returncode != 0
+    assert "supervisor.sock was deleted: `make up` starts it again, `make down` stops it" in status.stderr
+    again = stack.make("up")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "supervisor.sock was deleted: restarting the stack" in again.stdout
+    assert stack.server() != before
+    assert ready_models(stack) == {*SYSTEM, "lookup"}
+    shutil.rmtree(stack.folder / "state/run")
+    assert stack.make("down").stdout == "stopped\n"
+    assert stack.processes("tritonserver") == []
+
+
+@pytest.mark.usefixtures("stopped")
+def test_taken_port_is_one_sentence(stack):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        done = stack.make("up", TRITON_GRPC_PORT=port)
+    assert done.returncode != 0
+    assert f"port {port} cannot be opened on 127.0.0.1" in done.stderr
+    assert f"pid {os.getpid()}" in done.stderr
+    assert "set another TRITON_GRPC_PORT in .env" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert stack.processes("tritonserver") == []
+
+
+@pytest.mark.usefixtures("stopped")
+def test_crashing_prometheus_is_reported(stack, tmp_path):
+    (tmp_path / "prometheus").write_text("#!/bin/sh\necho no disk; exit 1\n")
+    (tmp_path / "prometheus").chmod(0o755)
+    done = stack.make("up", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode != 0
+    assert "prometheus does not stay up. Its log ends:\nno disk" in done.stderr
+
+
+@pytest.mark.usefixtures("stopped")
+def test_two_ups_at_once_start_one_stack(stack):
+    both = [stack.start_make("up") for _ in range(2)]
+    outputs = [process.communicate(timeout=COMMAND_S)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert stack.server()
+
+
 def test_down_leaves_no_process(stack):
     group = [stack.server(), *stack.server().children(recursive=True)]
     assert stack.make("down").returncode == 0
@@ -125,19 +173,22 @@ def test_down_leaves_no_process(stack):
     assert "`make status` shows what runs there" in smoke.stderr
 
 
-def test_taken_port_is_one_sentence(stack):
-    stack.make("down")
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        done = stack.make("up", TRITON_GRPC_PORT=port)
-    assert done.returncode != 0
-    assert f"port {port} cannot be opened on 127.0.0.1" in done.stderr
-    assert f"pid {os.getpid()}" in done.stderr
-    assert "set another TRITON_GRPC_PORT in .env" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert stack.processes("tritonserver") == []
+@pytest.mark.usefixtures("stopped")
+def test_failed_load_at_start_shows_the_reason(stack):
+    config = stack.folder / "models/encoder/config.pbtxt"
+    good = config.read_text()
+    try:
+        config.write_text(good.replace("dims: [ 384 ]", "dims: [ 385 ]"))
+        done = stack.make("up")
+        assert done.returncode != 0
+        assert "output 'sentence_embedding' has dims [384], not [385]" in done.stderr
+        assert "Traceback" not in done.stderr
+    finally:
+        config.write_text(good)
+    # After the config is corrected, the same command starts the stack.
+    corrected = stack.make("up")
+    assert corrected.returncode == 0, corrected.stderr
+    assert answers(stack)
 
 
 def test_changed_setting_restarts_the_server(stack):
@@ -189,7 +240,6 @@ def test_gateway_that_would_answer_everybody_stays_as_it_is(stack):
 @pytest.mark.slow
 def test_overload_is_refused_and_the_server_recovers(stack):
     settings = {"GATEWAY_IN_FLIGHT": "2", "USERS": "2", "WINDOW": "3", "WARMUP": "1"}
-    assert stack.make("up", **settings).returncode == 0
     before = embed(stack, "a text")
     done = stack.make("loadtest", OVERLOAD=10, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -306,35 +356,6 @@ def test_result_of_a_search_is_applied_while_clients_get_answers(stack, monkeypa
     assert stack.make("up").returncode == 0
     assert stack.configurations() == original
     assert "not config.pbtxt" not in stack.make("status").stdout
-
-
-def test_failed_load_at_start_shows_the_reason(stack):
-    stack.make("down")
-    config = stack.folder / "models/encoder/config.pbtxt"
-    good = config.read_text()
-    try:
-        config.write_text(good.replace("dims: [ 384 ]", "dims: [ 385 ]"))
-        done = stack.make("up")
-        assert done.returncode != 0
-        assert "output 'sentence_embedding' has dims [384], not [385]" in done.stderr
-        assert "Traceback" not in done.stderr
-    finally:
-        config.write_text(good)
-    # After the config is corrected, the same command starts the stack.
-    corrected = stack.make("up")
-    assert corrected.returncode == 0, corrected.stderr
-    assert answers(stack)
-    stack.make("down")
-
-
-def test_crashing_prometheus_is_reported(stack, tmp_path):
-    stack.make("down")
-    (tmp_path / "prometheus").write_text("#!/bin/sh\necho no disk; exit 1\n")
-    (tmp_path / "prometheus").chmod(0o755)
-    done = stack.make("up", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert done.returncode != 0
-    assert "prometheus does not stay up. Its log ends:\nno disk" in done.stderr
-    stack.make("down")
 
 
 def test_wrong_setting_is_one_sentence_and_changes_nothing(stack):
@@ -506,24 +527,6 @@ def test_killed_supervisor_leaves_no_orphans(stack):
     assert alive == []
     assert stack.make("up").returncode == 0
     assert answers(stack)
-
-
-def test_stack_whose_control_files_were_deleted_is_found(stack):
-    """`down` stops it, and `up` restarts it with its systems."""
-    assert stack.make("up", SYSTEMS="embedding lookup").returncode == 0
-    before = stack.server()
-    shutil.rmtree(stack.folder / "state/run")
-    status = stack.make("status")
-    assert status.returncode != 0
-    assert "supervisor.sock was deleted: `make up` starts it again, `make down` stops it" in status.stderr
-    again = stack.make("up")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "supervisor.sock was deleted: restarting the stack" in again.stdout
-    assert stack.server() != before
-    assert ready_models(stack) == {*SYSTEM, "lookup"}
-    shutil.rmtree(stack.folder / "state/run")
-    assert stack.make("down").stdout == "stopped\n"
-    assert stack.processes("tritonserver") == []
 
 
 def test_killed_and_concurrent_make_models_leave_a_whole_repository(new_stack, tmp_path):
