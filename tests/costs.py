@@ -7,8 +7,8 @@ none of them. The JUnit file has the times of all.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Generator
+from time import monotonic  # tests replace that of the module
 from typing import Any
 
 import pytest
@@ -27,11 +27,11 @@ def cpu_s() -> float:
 
 def timed(item: pytest.Item, name: str) -> Step:
     """Add the time of a hook to the properties of the test that it is for."""
-    wall, cpu = time.monotonic(), cpu_s()
+    wall, cpu = monotonic(), cpu_s()
     try:
         return (yield)
     finally:
-        took = time.monotonic() - wall
+        took = monotonic() - wall
         if took > LEAST_S:
             item.user_properties.append((PREFIX + name, f"{took:.1f} {cpu_s() - cpu:.1f}"))
 
@@ -62,7 +62,7 @@ class Costs:
             for name, seconds in report.user_properties:
                 if name.startswith(PREFIX):
                     wall, cpu = map(float, str(seconds).split())
-                    step = name.removeprefix(f"{PREFIX}the ")
+                    step = name.removeprefix(PREFIX).removeprefix("the ")
                     what = report.nodeid if step == "test" else f"{step}, {report.nodeid}"
                     self.all.append((wall, cpu, what))
 
