@@ -8,12 +8,14 @@ import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from triton_transformers.models.exporters.language_graph import filled_cache, trace
 from triton_transformers.models.exporters.onnx_export import Network, broadcast_masks
+from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference
 
 if TYPE_CHECKING:
     import openvino
@@ -26,6 +28,17 @@ MEDIA = ("input_features", "input_values", "pixel_values", "pixel_values_videos"
 Tensors = dict[str, torch.Tensor]
 
 
+class Answered(NamedTuple):
+    """A call of a network, and what it returned."""
+
+    call: Call
+    tensors: Tensors
+
+    def size(self) -> int:
+        """Return the numbers in the tensors of the call."""
+        return sum(tensor.numel() for tensor in self.call.tensors.values())
+
+
 class Recorder:
     """Keeps the calls of a network that a graph may answer, and what it returns."""
 
@@ -34,9 +47,9 @@ class Recorder:
         self.signature = inspect.signature(network.forward)
         self.shapes: list[dict[str, torch.Size]] = []  # of each call
         self.settings: list[dict[str, Any]] = []
-        # The tensors of the largest call only: those of all of them may exceed the memory.
-        self.largest: Call | None = None
-        self.last_output: Any = None
+        # The smallest and the largest call: those of all of them may exceed the memory.
+        self.kept: list[Answered] = []
+        self.output_class: type = object
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         call = self.read(arguments, named)
@@ -44,8 +57,9 @@ class Recorder:
         if call:
             self.shapes.append({name: tensor.shape for name, tensor in call.tensors.items()})
             self.settings.append(call.settings)
-            self.largest = max(filter(None, (self.largest, call)), key=size)
-            self.last_output = output
+            by_size = sorted([*self.kept, Answered(call, self.outputs(output))], key=Answered.size)
+            self.kept = [by_size[0], by_size[-1]]
+            self.output_class = type(output)
         return output
 
     def read(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
@@ -58,7 +72,14 @@ class Recorder:
         return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
 
     def answer(self, tensors: Tensors, settings: dict[str, Any]) -> Tensors:
-        return self.outputs(self.forward(**tensors, **settings))
+        return self.outputs(self.network.forward(**tensors, **settings))
+
+    def agrees(self) -> bool:
+        """Return whether the network, which may run as a graph now, answers as before."""
+        with torch.inference_mode():
+            now = [self.answer({**kept.call.tensors}, kept.call.settings) for kept in self.kept]
+        before = [kept.tensors for kept in self.kept]
+        return largest_difference(arrays(before), arrays(now)).size <= TOLERANCES["float32"]
 
     def shape(self, name: str) -> list[int]:
         """Return the shape of a tensor in all calls, with -1 for rows, lengths of texts, and sizes that differ."""
@@ -101,9 +122,8 @@ class StepRecorder(Recorder):
         return sizes
 
 
-def size(call: Call) -> int:
-    """Return the numbers in the tensors of a call."""
-    return sum(tensor.numel() for tensor in call.tensors.values())
+def arrays(answers: list[Tensors]) -> list[dict[str, np.ndarray]]:
+    return [{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in answers]
 
 
 @contextlib.contextmanager
@@ -149,21 +169,21 @@ def converted(recorder: Recorder) -> tuple[openvino.Model, str]:
 
     from shared.pipeline_graph import Description
 
-    largest = recorder.largest
-    if largest is None or any(settings != largest.settings for settings in recorder.settings):
-        raise ValueError("there is no call, or the calls have different arguments")
-    names = [name for name in largest.tensors if all(name in shapes for shapes in recorder.shapes)]
+    call, answer = recorder.kept[-1]
+    if any(settings != call.settings for settings in recorder.settings):
+        raise ValueError("the calls have different arguments")
+    names = [name for name in call.tensors if all(name in shapes for shapes in recorder.shapes)]
     ignored = {name for shapes in recorder.shapes for name in shapes} - {*names}
-    kind = type(recorder.last_output)
-    outputs = [*recorder.outputs(recorder.last_output)]
+    outputs = [*answer]
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        answer = recorder.answer(dict(zip(names, tensors, strict=True)), largest.settings)
-        return [answer[name] for name in outputs]
+        traced = recorder.answer(dict(zip(names, tensors, strict=True)), call.settings)
+        return [traced[name] for name in outputs]
 
     with torch.no_grad(), broadcast_masks():
-        examples = tuple(largest.tensors[name] for name in names)
+        examples = tuple(call.tensors[name] for name in names)
         traced = trace(Network(recorder.network, function).eval(), examples)
         graph = openvino.convert_model(traced, input=[recorder.shape(name) for name in names])
-    description = Description(names, sorted(ignored), largest.settings, outputs, kind.__module__, kind.__name__)
+    kind = recorder.output_class
+    description = Description(names, sorted(ignored), call.settings, outputs, kind.__module__, kind.__name__)
     return graph, json.dumps(description._asdict())
