@@ -120,8 +120,8 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 
 ##@ Working on it
 
-# Each process imports all test modules, which takes 15 s of CPU time. Stack tests also wait, so they get one more than
-# there are cores. At most four modules run side by side, because each stack takes memory.
+# Each process imports all test modules, which takes 10 to 20 s of CPU time. Stack tests also wait, so they get one more
+# than there are cores. At most four modules run side by side, because each stack takes memory.
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
 pytest = $(python) -m tests.rerun $(1) --numprocesses $(2) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 unit_tests = $(call pytest,tests/unit,$$(nproc))

@@ -8,22 +8,17 @@ from __future__ import annotations
 import json
 import sys
 
-import pytest
-
-from tests.support import store
+from tests.support.store import stored
 from triton_transformers.cli import run
-from triton_transformers.models import assemble
-from triton_transformers.models.exporters import text
+from triton_transformers.models.assemble import assemble_all
 from triton_transformers.settings import Settings
 
 
 def assemble_many(chosen: list[dict[str, str]]) -> None:
-    """Do as `make models` for each of these settings, but compare few texts: the tests compare texts of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "PARITY_TEXTS", 1)
-        patch.setattr(assemble, "run_recipe", store.run_recipe)
+    """Do as `make models` for each of these settings."""
+    with stored():
         for settings in chosen:
-            assemble.assemble_all(Settings.load().replace(**settings))
+            assemble_all(Settings.load().replace(**settings))
 
 
 if __name__ == "__main__":

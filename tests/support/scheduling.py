@@ -1,5 +1,7 @@
 """Distribute the tests among the workers of pytest-xdist."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

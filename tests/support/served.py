@@ -10,31 +10,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support import store
-from triton_transformers.models.assemble import run_recipe
-from triton_transformers.models.catalogue import RECIPES, Job, Outcome, Recipe
+from triton_transformers.models import assemble as commands
+from triton_transformers.models.catalogue import RECIPES, Job
 from triton_transformers.models.exporters.served import ServedSystem, Tensors, python_backend, served_system
-from triton_transformers.models.sources import Folder, open_weights
+from triton_transformers.models.sources import Folder, Weights, open_weights
 from triton_transformers.models.tasks import task_of
 from triton_transformers.models.unsupported import check_model, check_task
 from triton_transformers.settings import Settings
 
 
 def assemble(
-    weights: Path,
-    folder: Path,
-    form: str = "onnx",
-    task: str = "",
-    system: str = "m",
-    run: Callable[[Recipe, Job, str], Outcome] = run_recipe,
+    weights: Path, folder: Path, form: str = "onnx", task: str = "", system: str = "m", draft: Weights | None = None
 ) -> Path:
-    """Fill the folder as `make models` does, and return it. With store.run_recipe, equal systems are made once."""
+    """Fill the folder as `make models` does, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     with open_weights(Folder(weights), Settings({"ALLOW_PICKLES": "1"}), folder) as own:
         task = task or task_of(own.folder)
         check_model(system, own.folder, trust_remote_code=False)
         check_task(system, own.folder, task, trust_remote_code=False)
-        run(RECIPES[task], Job(system, task, form, own.folder, own.movable, folder), system)
+        commands.run_recipe(
+            RECIPES[task], Job(system, task, form, own.folder, own.movable, folder, draft=draft), system
+        )
     return folder
 
 
@@ -70,7 +66,7 @@ def systems_once(folders: pytest.TempPathFactory) -> Iterator[Callable[[Path, st
     @functools.cache
     def served(weights: Path, form: str) -> ServedSystem:
         folder = folders.mktemp(f"{weights.name}-{form}")
-        systems.append(ServedSystem("m", assemble(weights, folder, form, run=store.run_recipe)))
+        systems.append(ServedSystem("m", assemble(weights, folder, form)))
         return systems[-1]
 
     with python_backend():

@@ -14,12 +14,15 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from triton_transformers.files import exclusive
-from triton_transformers.models.assemble import run_recipe as assemble_anew
+from triton_transformers.models import assemble
 from triton_transformers.models.catalogue import Job, Outcome, Recipe
 from triton_transformers.models.exporters import pipeline, text
 from triton_transformers.settings import ROOT
@@ -28,6 +31,7 @@ STORE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trit
 CODE = ("images/triton/backends", "tests/support/neuron_stand_in", "triton_transformers", "uv.lock")
 UNUSED_S = 24 * 3600  # then, other code made it
 NOWHERE = Path()
+assemble_anew = assemble.run_recipe
 
 
 def digest(folders: Iterable[Path], *facts: object) -> str:
@@ -54,12 +58,26 @@ def shelf() -> Path:
     return folder
 
 
+@contextmanager
+def stored() -> Iterator[None]:
+    """Let this process take equal systems from the store, and make none that depends on the moment.
+
+    Each model is compared with few texts, because the tests send texts of their own, and the graphs of a pipeline are
+    served however long they take.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "PARITY_TEXTS", 1)
+        patch.setattr(pipeline, "WORTHWHILE", 0)
+        patch.setattr(assemble, "run_recipe", run_recipe)
+        yield
+
+
 def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
     """Do as assemble.run_recipe, or fill the folder with what an equal job made before."""
     draft = job.draft.folder if job.draft else NOWHERE  # nowhere, too, if the text itself proposes the tokens
     order = replace(job, weights=NOWHERE, folder=NOWHERE, draft=None)
     sources = [folder for folder in (job.weights, draft) if folder != NOWHERE]
-    kept = shelf() / digest(sources, recipe, order, bool(job.draft), text.PARITY_TEXTS, pipeline.WORTHWHILE)
+    kept = shelf() / digest(sources, recipe, order, bool(job.draft))
     with exclusive(kept.with_suffix(".lock"), "another test assembles the same"):
         if not kept.exists():
             outcome = assemble_anew(recipe, job, name)

@@ -8,7 +8,7 @@ import io
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,39 +42,36 @@ def pb_utils() -> Iterator[ModuleType]:
         yield module
 
 
-@pytest.fixture(scope="module")
-def few_parity_texts() -> Iterator[None]:
-    """Compare each model with few texts when it is assembled; the tests send texts of their own."""
-    from triton_transformers.models.exporters import text
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "PARITY_TEXTS", 1)
-        yield
-
-
 @pytest.fixture
 def converts_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert pickles in the process of the test, without limits: a process of its own imports torch for 4 seconds."""
     from triton_transformers.models import pickles
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def run_here(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            pickles.main(*map(Path, command[3:]))
-        return subprocess.CompletedProcess(command, 0, printed.getvalue())
+            pickles.main(source, target)
+        return subprocess.CompletedProcess([], 0, printed.getvalue())
 
-    monkeypatch.setattr(pickles, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(pickles, "run_apart", run_here)
     monkeypatch.setattr(pickles, "limit", lambda size: None)
 
 
 @pytest.fixture(scope="module")
 def stored() -> Iterator[None]:
-    """Take systems that were assembled on this machine before from the store."""
+    """Take equal systems from the store."""
+    from tests.support import store
+
+    with store.stored():
+        yield
+
+
+@pytest.fixture
+def anew(stored: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assemble what may lie in the store, because the test changes how that is done."""
     from tests.support import store
     from triton_transformers.models import assemble
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble, "run_recipe", store.run_recipe)
-        yield
+    monkeypatch.setattr(assemble, "run_recipe", store.assemble_anew)
 
 
 @pytest.fixture

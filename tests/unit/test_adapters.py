@@ -26,7 +26,7 @@ from triton_transformers.models.tasks import task_of
 from triton_transformers.models.unsupported import check_model
 from triton_transformers.settings import UserError
 
-pytestmark = pytest.mark.usefixtures("few_parity_texts")
+pytestmark = pytest.mark.usefixtures("stored")
 
 TEXTS = ["a", "Rain in the valley, and nobody goes out.", "word " * 30]
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
@@ -230,7 +230,7 @@ def test_other_formats_and_tasks_do_not_ignore_adapters(source, tmp_path, form, 
         assemble(source, tmp_path / "models", form, task)
 
 
-def test_lost_adapter_is_refused(source, tmp_path, monkeypatch):
+def test_lost_adapter_is_refused(source, tmp_path, anew, monkeypatch):
     """Parity is checked against merged weights, not against the network that is exported."""
 
     def save_without_adapters(self: SentenceModel, version: Path) -> None:

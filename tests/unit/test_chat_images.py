@@ -22,7 +22,7 @@ from tests.support.python_backend import instance_args, parameters
 from tests.support.served import assemble
 from triton_transformers.models.catalogue import FormatUnavailable
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "stored")
 
 NEW_TOKENS = 12
 

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from shared.text_tokenizer import TextTokenizer
 from shared.types import ConfigError
 from tests.support import python_backend
+from tests.support import served as small
 from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, ResponseSender
 from triton_transformers.models.assemble import assemble_all
@@ -47,7 +48,7 @@ MORE_NAMES = (*OLDER_NAMES, *(name for name in language.MODERN if name not in RE
 
 
 @pytest.fixture(scope="module")
-def served(pb_utils, tmp_path_factory):
+def served(stored, pb_utils, tmp_path_factory):
     """Return a function that serves an architecture in float32."""
     folder = tmp_path_factory.mktemp("models")
     models = {}
@@ -58,8 +59,7 @@ def served(pb_utils, tmp_path_factory):
             weights, repository = folder / f"{name}-weights", folder / name
             if not weights.exists():
                 save(weights, name)
-                repository.mkdir()
-                assemble(Job(name, "text-generation", "openvino-fp32", weights, False, repository))
+                small.assemble(weights, repository, "openvino-fp32", system=name)
             models[key] = start(repository / name, streams, **parameters)
         return models[key]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.support import served as small
 from tests.support.checkpoints import language
 from tests.support.checkpoints.lora import save_adapter
 from tests.unit.test_continuous_generation import PROMPTS, send, start, text, together
@@ -38,7 +39,7 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def served(pb_utils, tmp_path_factory):
+def served(stored, pb_utils, tmp_path_factory):
     """Return the model without a draft, with a draft model that often proposes right tokens, and with lookup."""
     folder = tmp_path_factory.mktemp("drafts")
     base, draft = language.save_llama(folder / "base"), folder / "near"
@@ -53,8 +54,7 @@ def served(pb_utils, tmp_path_factory):
     kinds = {"": None, "model": Weights(draft, "near", ""), LOOKUP: Weights(Path(), LOOKUP, LOOKUP)}
     models = {}
     for kind, proposes in kinds.items():
-        (folder / f"served{kind}").mkdir()
-        assemble(Job("x", "text-generation", "openvino-fp32", base, False, folder / f"served{kind}", draft=proposes))
+        small.assemble(base, folder / f"served{kind}", "openvino-fp32", system="x", draft=proposes)
         add_adapter(folder / "tone", folder / f"served{kind}/x/1")
         models[kind] = start(folder / f"served{kind}/x", batched_tokens=8, max_batch=8)
     yield models

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from tests.support.checkpoints import encoders, language, vision
+from tests.support.served import assemble
 from triton_transformers.corpus import MIXED
-from triton_transformers.models.assemble import run_recipe
-from triton_transformers.models.catalogue import RECIPES, Job
 from triton_transformers.models.exporters.served import served_system
 
-pytestmark = pytest.mark.usefixtures("few_parity_texts")
+pytestmark = pytest.mark.usefixtures("stored")
 
 TEXTS = [*MIXED.texts[:8], "a", "", "word " * 100]
 IMAGES = [np.random.default_rng(0).integers(0, 256, (1, 40, 30, 3)).astype(np.float32) for _ in range(3)]
@@ -39,11 +38,10 @@ QUICK = ("bert", "roberta", "vit")
 )
 def test_openvino_answers_like_onnxruntime(tmp_path, case):
     task, save, requests = CASES[case]
-    job = Job("system", task, "onnx", save(tmp_path / "weights"), movable=False, folder=tmp_path)
-    run_recipe(RECIPES[task], job, "system")
-    with served_system("system", tmp_path) as system:
+    assemble(save(tmp_path / "weights"), tmp_path, task=task)
+    with served_system("m", tmp_path) as system:
         expected = system.alone(requests)
-    with served_system("system", tmp_path, "openvino-f32") as system:
+    with served_system("m", tmp_path, "openvino-f32") as system:
         networks = [model for model in system.models.values() if getattr(model, "engine_labels", None)]
         assert [model.engine_labels["engine"] for model in networks] == ["openvino"]
         answers = zip(expected, system.alone(requests), system.together(requests), strict=True)

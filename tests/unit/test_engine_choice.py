@@ -24,9 +24,8 @@ from shared.types import BadRequest, ConfigError
 from tests.support.checkpoints import encoders
 from tests.support.onnx_models import save, save_identity, value
 from tests.support.python_backend import InferenceRequest, instance_args, parameters
+from tests.support.served import assemble
 from triton_transformers import answers
-from triton_transformers.models.assemble import run_recipe
-from triton_transformers.models.catalogue import RECIPES, Job
 
 needs_bf16 = pytest.mark.skipif(not settings.has_bf16(), reason="this CPU has no bf16 instructions")
 ROWS, SIZE, POSITIONS = 50, 16, 100
@@ -557,12 +556,10 @@ def test_matmul_transposes_the_keys_of_attention(tmp_path):
     np.testing.assert_allclose(scores, np.einsum("rqhd,rkhd->rhqk", query, key), rtol=1e-5)
 
 
-@pytest.mark.usefixtures("few_parity_texts")
+@pytest.mark.usefixtures("stored")
 def test_exported_attention_is_recognised(tmp_path):
-    weights = encoders.save_bert(tmp_path / "weights", "ForSequenceClassification")
-    job = Job("system", "text-classification", "onnx", weights, movable=False, folder=tmp_path)
-    run_recipe(RECIPES["text-classification"], job, "system")
-    graph = OpenVinoGraph(tmp_path / "system_encoder/1/model.onnx", ["logits"]).graph
+    assemble(encoders.save_bert(tmp_path / "weights", "ForSequenceClassification"), tmp_path)
+    graph = OpenVinoGraph(tmp_path / "m_encoder/1/model.onnx", ["logits"]).graph
     softmaxes = [node for node in graph.get_ordered_ops() if node.get_type_name() == "Softmax"]
     products = [node for node in graph.get_ordered_ops() if node.get_type_name() == "MatMul"]
     of_heads = [node for node in products if node.get_output_partial_shape(0).rank.get_length() == 4]

@@ -16,7 +16,7 @@ from triton_transformers.corpus import MIXED
 from triton_transformers.models.exporters.served import ServedSystem
 from triton_transformers.models.tasks import task_of
 
-pytestmark = pytest.mark.usefixtures("few_parity_texts")
+pytestmark = pytest.mark.usefixtures("stored")
 
 TASK = "multi-vector-embedding"
 TEXTS = ["Rain, in the VALLEY?", "a", "", MIXED.texts[3], "word " * 100]

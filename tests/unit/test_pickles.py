@@ -29,7 +29,7 @@ from triton_transformers.models.pickles import pickles_of
 from triton_transformers.models.sources import Folder, open_weights
 from triton_transformers.settings import ROOT, Settings, UserError
 
-pytestmark = pytest.mark.usefixtures("few_parity_texts", "converts_in_process")
+pytestmark = pytest.mark.usefixtures("stored", "converts_in_process")
 
 ALLOWED = Settings({"ALLOW_PICKLES": "1"})
 FORMS = [*forms_of_code(Path("x"))]

@@ -56,13 +56,9 @@ def save(task: str, architecture: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def serve(stored, tmp_path_factory):
-    """Return a function that assembles the small model of a task and serves it in this process, and its weights.
-
-    A graph of OpenVINO runs the networks that can be exported, however long it takes.
-    """
+    """Return a function that assembles the small model of a task and serves it in this process, and its weights."""
     systems = {}
-    with python_backend(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "WORTHWHILE", 0)
+    with python_backend():
 
         def served(task: str, architecture: str = "") -> tuple[ServedSystem, Path]:
             architecture = architecture or find_pipeline(task).architecture

@@ -20,8 +20,7 @@ import transformers
 from tests.support import python_backend
 from tests.support.checkpoints import language
 from tests.support.python_backend import InferenceRequest, InferenceResponse
-from triton_transformers.models.catalogue import Job
-from triton_transformers.models.exporters.generation import assemble
+from tests.support.served import assemble
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -148,10 +147,10 @@ class Reference:
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def model(request, pb_utils, weights, tmp_path_factory) -> Iterator[Any]:
+def model(request, stored, pb_utils, weights, tmp_path_factory) -> Iterator[Any]:
     """Serve the model with an engine; the vLLM is a stand-in."""
     folder = tmp_path_factory.mktemp("assembled")
-    assemble(Job("m", "text-generation", request.param, weights, False, folder))
+    assemble(weights, folder, request.param)
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "vllm":
             patch.syspath_prepend(STAND_IN)

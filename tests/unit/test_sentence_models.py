@@ -30,7 +30,7 @@ from triton_transformers.models.tasks import task_of
 from triton_transformers.models.unsupported import check_task
 from triton_transformers.settings import UserError
 
-pytestmark = pytest.mark.usefixtures("few_parity_texts")
+pytestmark = pytest.mark.usefixtures("stored")
 
 TEXTS = ["a", "Rain in the VALLEY, and nobody goes out.", "word " * 100, "rain [PAD] rain [PAD][PAD]"]
 ALL_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -195,7 +195,7 @@ def test_wrong_prompts_are_refused(serve, case, form, inputs, error):
     assert "secret" not in str(refusal.value)
 
 
-def test_lost_prompt_is_refused(checkpoint, tmp_path, monkeypatch):
+def test_lost_prompt_is_refused(checkpoint, tmp_path, anew, monkeypatch):
     """Parity is checked against encode() itself, not against the bare transformer."""
 
     def save_without_default(self: SentenceModel, version: Path) -> None:

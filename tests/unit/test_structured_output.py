@@ -22,8 +22,7 @@ from tests.support.checkpoints import language
 from tests.support.documents import END, compiler, document
 from tests.support.python_backend import InferenceRequest, ResponseSender
 from tests.support.schemas import closed, schemas
-from triton_transformers.models.catalogue import Job
-from triton_transformers.models.exporters.generation import assemble
+from tests.support.served import assemble
 
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 INTEGER = {"type": "integer"}
@@ -81,18 +80,17 @@ ENGINES = {"openvino-fp32": ("genai_engine", "GenAIGeneration"), "python": ("bat
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def served(request, pb_utils, tmp_path_factory):
+def served(request, stored, pb_utils, tmp_path_factory):
     """Serve a Llama with random weights on each engine."""
     folder = tmp_path_factory.mktemp("structured")
     weights = language.save_llama(folder / "weights")
-    (folder / "repository").mkdir()
-    assemble(Job("llama", "text-generation", request.param, weights, False, folder / "repository"))
+    assemble(weights, folder / "repository", request.param)
     module, name = ENGINES[request.param]
     backend = getattr(importlib.import_module(f"shared.{module}"), name)()
     config = {"model_transaction_policy": {"decoupled": False}} | python_backend.parameters(
         cache_gigabytes=1, client_grammars=1
     )
-    backend.initialize(python_backend.instance_args(folder / "repository/llama", config))
+    backend.initialize(python_backend.instance_args(folder / "repository/m", config))
     yield backend
     backend.finalize()
 

@@ -22,7 +22,7 @@ from triton_transformers.models.exporters.served import served_system
 from triton_transformers.models.tasks import task_of
 from triton_transformers.settings import UserError
 
-pytestmark = pytest.mark.usefixtures("few_parity_texts")
+pytestmark = pytest.mark.usefixtures("stored")
 
 TEXTS = [*MIXED.texts[:10], "", "word " * 100]
 CONTEXTS = [*(text for text in MIXED.texts[:30] if text), " ".join(MIXED.texts[40:46])]

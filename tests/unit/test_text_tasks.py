@@ -18,7 +18,7 @@ from triton_transformers.models.exporters.served import served_system
 from triton_transformers.models.tasks import task_of
 from triton_transformers.settings import UserError
 
-pytestmark = pytest.mark.usefixtures("few_parity_texts")
+pytestmark = pytest.mark.usefixtures("stored")
 
 slow = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from triton_transformers.model_config import read_config, with_steps
 from triton_transformers.models.tasks import TEXT_IMAGE, task_of
 from triton_transformers.settings import UserError
 
-pytestmark = pytest.mark.usefixtures("few_parity_texts")
+pytestmark = pytest.mark.usefixtures("stored")
 
 TEXTS = [*MIXED.texts[:6], "a", "", "word " * 100, "<|endoftext|> after the end"]
 SIZES = ((40, 30), (32, 32), (7, 5), (64, 96))

@@ -93,8 +93,7 @@ def as_safetensors(name: str, weights: Path, settings: Settings, repository: Pat
 
 def convert(name: str, file: str, source: Path, target: Path) -> None:
     """Write a pickle as safetensors, in a process of its own. Raise UserError if it is not what transformers reads."""
-    command = [sys.executable, "-m", "triton_transformers.models.pickles", str(source), str(target)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_apart(source, target)
     if done.stdout:
         raise UserError(f"{name}: {file} {done.stdout}")
     if done.returncode:
@@ -102,6 +101,11 @@ def convert(name: str, file: str, source: Path, target: Path) -> None:
             f"{name}: the process that converts {file} ended with {done.returncode}: make room in memory and on "
             "the disk, or choose another model"
         )
+
+
+def run_apart(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "triton_transformers.models.pickles", str(source), str(target)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 # --- in the process of its own ----------------------------------------------------------------------------------------
