@@ -190,8 +190,12 @@ def test_form_of_calls_and_reasoning_is_found(weights, template, parameters):
 @pytest.mark.parametrize(
     ("settings", "sampling"),
     [
-        (None, {}),
+        ({}, {}),
         ({"temperature": 0.6}, {}),  # transformers would not sample
+        ({"do_sample": True, "temperature": 1}, {"temperature": 1}),
+        ({"do_sample": True, "top_k": 64}, {"temperature": 1.0, "top_k": 64}),
+        ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"repetition_penalty": 1.0}, {}),
         (
             {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20},
             {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
@@ -199,10 +203,8 @@ def test_form_of_calls_and_reasoning_is_found(weights, template, parameters):
         ({"do_sample": True, "temperature": 9.5, "top_p": None, "top_k": 0, "min_p": "a", "eos_token_id": 2}, {}),
     ],
 )
-def test_sampling_of_the_checkpoint_is_read(tmp_path, settings, sampling):
-    if settings is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
-    assert read_sampling(tmp_path) == sampling
+def test_sampling_of_the_checkpoint_is_read(settings, sampling):
+    assert read_sampling(settings) == sampling
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_texts_of_modern_kinds_equal_those_generated_alone(tmp_path, kind):
     assert generate(decoder, rows(decoder, PROMPTS)) == expected
 
 
-@pytest.mark.parametrize("kind", ["rwkv", "xlnet"])
+@pytest.mark.parametrize("kind", ["rwkv", "xlnet", "minimax"])
 def test_texts_that_a_batch_would_change_run_alone(tmp_path, kind):
     decoder = load(language.save_decoder(tmp_path, kind))
     expected = [reference(decoder, prompt) for prompt in PROMPTS]
@@ -321,6 +321,27 @@ def test_only_needed_files_are_copied(tmp_path):
     assemble(job(weights, tmp_path / "trusted", trust_remote_code=True))
     assert (tmp_path / "trusted/mymodel/1/modeling_custom.py").exists()
     assert parsed(tmp_path / "trusted/mymodel_stream/config.pbtxt").parameters["trust_remote_code"].string_value == "1"
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("llama", ""), ("minimax", "padding changes"), ("rwkv", "runs alone")])
+def test_texts_that_a_batch_would_change_are_named(tmp_path, kind, reason):
+    outcome = assemble(job(language.save_decoder(tmp_path / "weights", kind), tmp_path / "assembled"))
+    assert (" its texts, so " in outcome.summary) == bool(reason)
+    assert reason in outcome.summary
+
+
+def test_model_that_cannot_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="get_seq_length"):  # `make models` says that the original failed
+        assemble(job(language.save_decoder(tmp_path / "weights", "recurrent_gemma"), tmp_path / "assembled"))
+
+
+def test_defaults_that_a_server_lacks_are_named(tmp_path):
+    weights = language.save_gpt2(tmp_path / "weights")
+    asked = {"repetition_penalty": 1.2, "num_beams": 4, "typical_p": 1.0, "suppress_tokens": []}
+    (weights / "generation_config.json").write_text(json.dumps(asked))
+    outcome = assemble(job(weights, tmp_path / "assembled"))
+    assert "clients of the gateway get repetition_penalty 1.2 by default" in outcome.summary
+    assert "generation_config.json asks for num_beams 4, which has no effect here" in outcome.summary
 
 
 def test_sharded_weights_are_copied(tmp_path):

@@ -17,10 +17,11 @@ from triton_transformers.models.exporters import openvino_export
 from triton_transformers.models.exporters.chat_templates import chat_parameters, chat_summary, write_chat_templates
 from triton_transformers.models.exporters.config_writer import tensor, write_config
 from triton_transformers.models.exporters.quantized import readable_weights
-from triton_transformers.models.exporters.served import backend_config, backends
+from triton_transformers.models.exporters.served import backend_config, backends, served_system
+from triton_transformers.models.silence import quiet
 from triton_transformers.models.sources import Weights
 from triton_transformers.models.tasks import IMAGE_TEXT, task_of_architecture
-from triton_transformers.models.unsupported import INDEX, check_weights, quantization, read_parts
+from triton_transformers.models.unsupported import INDEX, check_weights, quantization, read_json, read_parts
 from triton_transformers.settings import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +29,23 @@ if TYPE_CHECKING:
 
 # Option that a checkpoint's generation_config.json may set -> its maximum, of its type. Zero asks for nothing.
 SAMPLING = {"temperature": 2.0, "top_p": 1.0, "top_k": 2**31 - 1, "min_p": 1.0}
+PENALTY = "repetition_penalty"  # also changes which token is the most probable
+# What transformers would also do if generation_config.json asks for it -> the values that ask for nothing.
+MISSING: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("num_beams", "typical_p", "encoder_repetition_penalty", "guidance_scale"), (1, None)),
+    **dict.fromkeys(
+        ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), (0, None)
+    ),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha"), (0, None)),
+    **dict.fromkeys(("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"), (None, [])),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), (None,)),
+}
+# Decoder.shares -> the texts that run at once.
+SHARES = {
+    "all": "",
+    "equally long": "padding changes its texts, so only prompts of one length run together",
+    "none": "a batch changes its texts, so each runs alone",
+}
 # The files beside the weights that transformers reads: configurations and tokenizers.
 SUFFIXES = (".json", ".txt", ".model", ".spm", ".tiktoken", ".jinja")
 
@@ -45,9 +63,11 @@ def assemble_readable(job: Job) -> Outcome:
     for folder in (version, streamed / "1"):
         folder.mkdir(parents=True)
     outcome = Outcome(f"{streamed.name} streams the same texts; {chat_summary(tokenizer)}")
-    if sampling := read_sampling(job.weights):
-        options = ", ".join(f"{name} {value}" for name, value in sampling.items())
-        outcome = outcome.join(Outcome(f"clients of the gateway get {options} by default"))
+    asked = read_json(job.system, job.weights / "generation_config.json")
+    if sampling := read_sampling(asked):
+        outcome = outcome.join(Outcome(f"clients of the gateway get {spelled(sampling)} by default"))
+    if missing := {name: asked[name] for name, neutral in MISSING.items() if asked.get(name) not in neutral}:
+        outcome = outcome.join(Outcome(f"generation_config.json asks for {spelled(missing)}, which has no effect here"))
     if job.format == "python":
         outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
     else:
@@ -78,7 +98,16 @@ def assemble_readable(job: Job) -> Outcome:
     if job.system not in SYSTEMS:
         parameters = {"sampling": json.dumps(sampling)} if sampling else {}
         write_configs(job, served, streamed, chat_parameters(tokenizer) | parameters)
+    if job.format == "python" and job.profile == "cpu":
+        outcome = outcome.join(try_system(streamed))
     return outcome
+
+
+def try_system(model: Path) -> Outcome:
+    """Load the model as the server does, which continues texts alone and together. Return what a client may notice."""
+    with quiet(), served_system(model.name, model.parent) as served:
+        shares = served.models[model.name].backend.decoder.shares
+    return Outcome(SHARES[shares])
 
 
 def add_draft(
@@ -180,16 +209,22 @@ def write_configs(job: Job, served: Path, streamed: Path, chat: dict[str, str]) 
         write_config(model, comment, config, {**parameters, **chat})
 
 
-def read_sampling(folder: Path) -> dict[str, float]:
-    """Return how the checkpoint asks to sample, as vLLM reads it; nothing if it asks for the most probable tokens."""
-    path = folder / "generation_config.json"
-    settings = json.loads(path.read_text()) if path.is_file() else {}
-    asked = {name: settings.get(name) for name in SAMPLING if settings.get("do_sample")}
-    return {
-        name: value
-        for name, value in asked.items()
-        if isinstance(value, type(SAMPLING[name])) and 0 < value <= SAMPLING[name]
-    }
+def read_sampling(asked: dict[str, Any]) -> dict[str, float]:
+    """Return how generation_config.json asks to choose tokens, as vLLM reads it; how to sample only if it asks to."""
+    sampling = {"temperature": 1.0} | asked if asked.get("do_sample") else {}
+    options = {name: sampling[name] for name, most in SAMPLING.items() if is_number(sampling.get(name), most)}
+    if is_number(asked.get(PENALTY), 100.0) and asked[PENALTY] != 1:
+        options[PENALTY] = asked[PENALTY]
+    return options
+
+
+def is_number(value: Any, most: float) -> bool:
+    """Return whether a value is a number above 0, whole if `most` is."""
+    return type(value) in (int, type(most)) and 0 < value <= most
+
+
+def spelled(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items())
 
 
 # --- the files that a server without transformers reads beside tokenizer.json -----------------------------------------

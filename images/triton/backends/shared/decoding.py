@@ -10,7 +10,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from itertools import groupby, starmap
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,14 +32,17 @@ SHORT, LONG = 8, 64
 # Cost for each step to read a token of the prompt again, padding or not, relative to its first cost: a fiftieth on a
 # CPU (GPT-2: 2.3 ms and 0.05 ms).
 READ_AGAIN = 0.02
-# A batch changes the texts of these types in transformers: they take padding for text, and RWKV mixes the rows.
-ALONE = ("rwkv", "xlnet")
+# The text whose tokens are the prompts of a trial, and the tokens that it adds.
+SAMPLE = "The ferry leaves the harbour at nine, and the island has no shop. "
+TRIAL = 4
 
 
 class Decoder:
     """A model with Hugging Face's generate(), and its tokenizer, with the methods of TextTokenizer."""
 
     padding_side = "left"
+    # The rows that may share a batch; in transformers, padding changes the texts of some models, and other rows do.
+    shares: Literal["all", "equally long", "none"] = "all"
 
     def __init__(self, model: Any, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
         self.model = model
@@ -53,7 +57,9 @@ class Decoder:
         model.config.get_text_config(decoder=True).output_router_logits = False
         self.vocabulary, self.context, self.shared_context, self.device = self.traits()
         self.padding = next(
-            token for token in (tokenizer.pad_token_id, *sorted(self.end_tokens), 0) if token is not None
+            token
+            for token in (tokenizer.pad_token_id, *sorted(self.end_tokens), 0)
+            if token is not None and token < self.vocabulary
         )
         # The first call also sets up the tokenizer; after it, threads may share the tokenizer.
         self.start: list[int] = self.tokenizer("").input_ids or [token for token in starts if token is not None][:1]
@@ -94,6 +100,23 @@ class Decoder:
         first = self.seconds(SHORT, 1)
         self.token_cost = max(0.0, self.seconds(LONG, 1) - first) / (LONG - SHORT)
         self.step_cost = max(self.token_cost, (self.seconds(SHORT, 3) - first) / 2)
+        known = [token for token in self.tokenizer(SAMPLE).input_ids if token < self.vocabulary]
+        prompt = (known * LONG)[: LONG // 2]
+        if not self.keeps_scores(prompt[:SHORT], prompt):
+            self.shares = "equally long" if self.keeps_scores(prompt, prompt[::-1]) else "none"
+
+    def keeps_scores(self, *prompts: list[int]) -> bool:
+        """Return whether the model gives these prompts the same scores together as alone, but for rounding."""
+        together = self.scores(*prompts)
+        alone = [self.scores(prompt)[:, 0] for prompt in prompts]
+        return all(starmap(has_same_scores, zip(alone, together.unbind(1), strict=True)))
+
+    def scores(self, *prompts: list[int]) -> torch.Tensor:
+        """Return the scores of the tokens at each step, of each prompt."""
+        tokens, mask = self.padded(prompts)
+        options = {"max_new_tokens": TRIAL, "do_sample": False, "num_beams": 1, "pad_token_id": self.padding}
+        options |= {"return_dict_in_generate": True, "output_logits": True}
+        return torch.stack(self.model.generate(tokens, attention_mask=mask, **options).logits)
 
     def seconds(self, length: int, new_tokens: int) -> float:
         """Time one prompt: the best of three runs, of fewer if they take more than a second."""
@@ -108,12 +131,14 @@ class Decoder:
 
     def batches(self, rows: list[Row[Owner]]) -> list[list[Row[Owner]]]:
         """Split the rows into the cheapest batches: one more batch can cost less than padding to one long prompt."""
-        if self.model.config.model_type in ALONE:
+        if self.shares == "none":
             return [[row] for row in rows]
-        rows = sorted(rows, key=lambda row: len(row.prompt_tokens))
+        rows = sorted(rows, key=length)
+        if self.shares == "equally long":
+            return [batch for _, equal in groupby(rows, length) for batch in self.within_context([*equal])]
         steps = max((row.options.max_new_tokens for row in rows), default=0)
         cost = RunCost(self.step_cost * steps, self.token_cost * (1 + READ_AGAIN * steps))
-        cuts = cheapest_cut(np.array([len(row.prompt_tokens) for row in rows]), cost)
+        cuts = cheapest_cut(np.array([*map(length, rows)]), cost)
         return [batch for start, end in cuts for batch in self.within_context(rows[start:end])]
 
     def within_context(self, rows: list[Row[Owner]]) -> list[list[Row[Owner]]]:
@@ -132,19 +157,12 @@ class Decoder:
         """Generate until every row is done. Call `after_token` after each token; it may set rows to done."""
         for row in rows:
             row.reset()
-        width = max(len(row.prompt_tokens) for row in rows)
-        tokens = torch.full((len(rows), width), self.padding)
-        mask = torch.zeros_like(tokens)
-        for i, row in enumerate(rows):
-            start = width - len(row.prompt_tokens) if self.padding_side == "left" else 0
-            columns = slice(start, start + len(row.prompt_tokens))
-            tokens[i, columns] = torch.tensor(row.prompt_tokens)
-            mask[i, columns] = 1
+        tokens, mask = self.padded([row.prompt_tokens for row in rows])
         sampling = Sampling(rows, self.end_tokens, Structured(rows))
         self.model.generate(
-            tokens.to(self.device),
-            **self.images(rows, width),
-            attention_mask=mask.to(self.device),
+            tokens,
+            **self.images(rows, tokens.shape[1]),
+            attention_mask=mask,
             max_new_tokens=max(row.options.max_new_tokens for row in rows),
             do_sample=False,
             num_beams=1,
@@ -155,6 +173,17 @@ class Decoder:
         if not all(row.done for row in rows):
             raise RuntimeError("the model stopped before every text was done")
 
+    def padded(self, prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a row of tokens for each prompt, and the mask of those that are no padding."""
+        width = max(map(len, prompts))
+        tokens = torch.full((len(prompts), width), self.padding)
+        mask = torch.zeros_like(tokens)
+        for i, prompt in enumerate(prompts):
+            start = width - len(prompt) if self.padding_side == "left" else 0
+            tokens[i, start : start + len(prompt)] = torch.tensor(prompt)
+            mask[i, start : start + len(prompt)] = 1
+        return tokens.to(self.device), mask.to(self.device)
+
     def images(self, rows: list[Row[Owner]], width: int) -> dict[str, torch.Tensor]:
         """Return the model's inputs for the images of these rows; none if they are all texts."""
         if not any(row.images for row in rows):
@@ -164,6 +193,21 @@ class Decoder:
         return {
             name: values.to(self.device) for name, values in joined([row.images or {} for row in rows], width).items()
         }
+
+
+def length(row: Row[Any]) -> int:
+    return len(row.prompt_tokens)
+
+
+def has_same_scores(expected: torch.Tensor, scores: torch.Tensor) -> bool:
+    """Compare the scores of the steps of one text, up to that at which rounding chose another token."""
+    tolerance = torch.finfo(scores.dtype).eps ** 0.5
+    for own, other in zip(expected, scores, strict=True):
+        if not (own - other).abs().max() <= tolerance * own.abs().max():
+            return False
+        if own.argmax() != other.argmax():
+            break
+    return True
 
 
 class Progress(transformers.StoppingCriteria):
