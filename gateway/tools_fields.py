@@ -87,6 +87,7 @@ class ToolUse:
         if self.reasoning == "think_opened" and not self.thinks:
             self.reasoning = "think"
         check_choice(tools or [], choice)
+        check_schemas(tools or [])
         if choice != "none":
             self.tools = msgspec.to_builtins(tools or [])
         if self.tools and not self.family and self.choice == "auto":
@@ -155,6 +156,15 @@ def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         raise ApiError(400, message, "tool_choice")
     if choice == "required" and not tools:
         raise ApiError(400, "'tool_choice' 'required' needs 'tools'.", "tool_choice")
+
+
+def check_schemas(tools: Sequence[Tool]) -> None:
+    for tool in tools:
+        kind = (tool.function.parameters or {}).get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            name, kind = tool.function.name, shown(json.dumps(kind))
+            message = f"The parameters of the tool '{name}' must be a JSON schema of the type 'object', not {kind}."
+            raise ApiError(400, message, "tools")
 
 
 def instruct(messages: list[dict[str, Any]], tools: str) -> None:

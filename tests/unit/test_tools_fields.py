@@ -36,6 +36,10 @@ def use(*options, tools=TOOLS, served=None, **more):
     return ToolUse(served or system(), msgspec.convert(tools, list[Tool]), *options, **more)
 
 
+def with_parameters(schema):
+    return [{"type": "function", "function": {"name": "now", "parameters": schema}}]
+
+
 def named(name):
     return msgspec.convert({"type": "function", "function": {"name": name}}, NamedTool)
 
@@ -45,6 +49,8 @@ def named(name):
     [
         ({"choice": named("then")}, "tool_choice", "'then', which is not in 'tools'"),
         ({"choice": "required", "tools": []}, "tool_choice", "needs 'tools'"),
+        ({"tools": with_parameters({"type": "objekt"})}, "tools", "of the type 'object', not \"objekt"),
+        ({"tools": with_parameters({"type": ["string", "null"], "a": []})}, "tools", "the tool 'now' must be"),
         ({"served": system("")}, "tools", "has no form of tool calls"),
         ({"served": system("unknown")}, "tools", "has no form of tool calls"),
     ],
