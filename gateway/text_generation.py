@@ -203,7 +203,7 @@ async def generate(gateway: Gateway, request: GenerationRequest) -> AsyncGenerat
             first, number = parts[part]
             for row, (text, chunk) in enumerate(pieces, first):
                 parser, reason = parsers[index := row * n + number], chunk.finish_reason
-                deltas = parser.feed(text, is_last=bool(reason) or not request.streams)
+                deltas = parser.feed(text, bool(reason) or not request.streams, is_cut=reason == "length")
                 reason = "tool_calls" if parser.calls and reason == "stop" else reason
                 yield chunk._replace(choice=index, deltas=deltas, finish_reason=reason)
 

@@ -223,17 +223,18 @@ class AnswerParser:
         self._parallel = parallel
         self._deltas: list[Delta] = []
         self._text, self._ended = "", False  # what was not read yet, and whether it is all
+        self._cut = False  # the answer ended at its limit, perhaps within a marker or a call: no such piece is content
         self._space = ""  # becomes content only if content follows
         self.calls = 0  # so far
         # The reader drops spaces after a reasoning or a call, and markers that end calls only after a call.
         self._trims = self._after_call = False
         self._steps = self._answer() if reasoning or self._schemas else None
 
-    def feed(self, text: str, is_last: bool) -> list[Delta]:
-        """Return the deltas that this piece of the answer completes."""
+    def feed(self, text: str, is_last: bool, is_cut: bool = False) -> list[Delta]:
+        """Return the deltas that this piece of the answer completes. `is_cut`: a limit ended the answer with it."""
         if self._steps is None:
             return [Delta(content=text)] if text else []
-        self._text, self._ended = self._text + text, is_last
+        self._text, self._ended, self._cut = self._text + text, is_last, is_cut
         next(self._steps, None)
         deltas, self._deltas = self._deltas, []
         return [delta for delta in deltas if self._parallel or not delta.call or not delta.call.index]
@@ -282,15 +283,21 @@ class AnswerParser:
         pattern = marker_pattern(markers)
         while True:
             match = pattern.search(self._text)
-            if match is None or (self._ended and not match["marker"]):
+            marker = match["marker"] if match else ""
+            if match is None or (self._ended and not marker and not self._may_be_cut(match[0])):
                 emit(self._take(len(self._text)))
             else:
                 emit(self._take(match.start()))
-                if marker := match["marker"]:
+                if marker:
                     return self._take(len(marker))
             if self._ended:
+                self._text = ""
                 return ""
             yield
+
+    def _may_be_cut(self, beginning: str) -> bool:
+        """Return whether the last text is a piece of a marker, and not of a word, such as `functools`."""
+        return self._cut and not beginning[0].isalnum()
 
     def _answer(self) -> Steps:
         if self._reasoning == HARMONY:
@@ -306,7 +313,9 @@ class AnswerParser:
         """Read the reasoning at the beginning of the answer, if there is one."""
         while (text := self._text.lstrip()) != begin and begin.startswith(text) and not self._ended:
             yield
-        if text.startswith(begin) or self._reasoning == "think_opened":
+        if self._cut and text != "" and begin.startswith(text):
+            self._text = ""
+        elif text.startswith(begin) or self._reasoning == "think_opened":
             self._text = text.removeprefix(begin)
             yield from self._until((end,), self._thought)
             self._trims = True
@@ -358,7 +367,8 @@ class AnswerParser:
             if arguments is not None:
                 self._call(match[1], arguments)
                 return
-        self._content(marker + text + end)
+        if end or not self._cut:
+            self._content(marker + text + end)
 
     def _json_calls(self, marker: str) -> Steps:
         """Read calls after a marker, one after the other or as a JSON list. If there is none, the text is content."""
@@ -366,7 +376,7 @@ class AnswerParser:
         while (yield from self._json_call(is_bare=not marker)):
             pass
         if self.calls == count:
-            self._content(marker)
+            self._content(marker if self._text or not self._cut else "")
         elif end := LIST_END.match(self._text):
             self._take(end.end())
 
@@ -382,7 +392,10 @@ class AnswerParser:
             is_other = start < len(self._text) and not is_json and not self._own_header
             if is_other or (is_bare and not self._may_be_bare()):
                 return False
-            if self._ended or len(self._text) > MAX_HEADER or BRACKET.search(self._text, start + is_json):
+            bracket = BRACKET.search(self._text, start + is_json)
+            if self._ended and self._cut and not bracket:
+                self._text = ""
+            if self._ended or len(self._text) > MAX_HEADER or bracket:
                 return is_json and (yield from self._held_call(start, is_bare))
             yield
         name = header[header.lastindex or 0]
@@ -410,7 +423,8 @@ class AnswerParser:
         if call and (call[0] in self._schemas or not is_bare):
             self._call(*call)
             return True
-        self._text = "".join(pieces) + self._text
+        if is_bare or self._text or not self._cut:
+            self._text = "".join(pieces) + self._text
         return False
 
     def _value(self, depth: int, emit: Emit) -> Steps:

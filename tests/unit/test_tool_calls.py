@@ -21,12 +21,13 @@ NOW = ("now", "{}")
 SHORT = ("weather", '{"a": 1}')
 
 
-def parsed(family, reasoning, pieces, tools=TOOLS, **options):
+def parsed(family, reasoning, pieces, tools=TOOLS, is_cut=False, **options):
     """Return the reasoning, the content and the calls of an answer that comes in these pieces."""
     parser = AnswerParser(family, reasoning, tools, **options)
     thought, content, calls = "", "", []
     for number, piece in enumerate(pieces):
-        for delta in parser.feed(piece, number == len(pieces) - 1):
+        is_last = number == len(pieces) - 1
+        for delta in parser.feed(piece, is_last, is_last and is_cut):
             assert bool(delta.content) + bool(delta.reasoning) + bool(delta.call) == 1
             thought += delta.reasoning
             content += delta.content
@@ -56,62 +57,86 @@ DEEPSEEK = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```js
 XML = "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
 
 
-@pytest.mark.parametrize(
-    ("family", "text", "content", "calls"),
-    [
-        ("hermes", "Just text, 1 < 2 <tool", "Just text, 1 < 2 <tool", []),
-        ("hermes", HERMES, "", [CALL]),
-        ("hermes", f"I look.\n{HERMES}\n{HERMES_NOW}\nDone. ", "I look.Done. ", [CALL, NOW]),
-        ("hermes", f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "weather"}}</tool_call>', "", [CALL]),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [SHORT]),
-        ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
-        ("hermes", '<tool_call>{"arguments": {"a": "\\ud83d"}, "name": "n\\ud83d"}</tool_call>', "",
-         [("n?", '{"a": "?"}')]),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "a } \\" </tool_call>"}}</tool_call>', "",
-         [("weather", '{"city": "a } \\" </tool_call>"}')]),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1}</tool_call> So.', "So.", [SHORT]),
-        # Texts that are no calls, or end too early, are content.
-        ("hermes", '<tool_call>{"city": "Rome"} </tool_call>.', '<tool_call>{"city": "Rome"} </tool_call>.', []),
-        ("hermes", "<tool_call>weather<tool_call>[1]", "<tool_call>weather<tool_call>[1]", []),
-        ("hermes", '<tool_call>{"name": "weat', '<tool_call>{"name": "weat', []),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "K', "", [("weather", '{"city": "K')]),
-        ("llama3", f'{{"name": "weather", "parameters": {ARGUMENTS}}}', "", [CALL]),
-        ("llama3", f'<|python_tag|>{{"type": "function", "name": "weather", "parameters": {ARGUMENTS}}}; '
-         '{"name": "now", "parameters": {}}<|eom_id|>', "", [CALL, NOW]),
-        ("llama3", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),
-        ("llama3", '{"city": "Rome"}', '{"city": "Rome"}', []),
-        ("llama3", '{"name": "now", "city": "Rome"}', '{"name": "now", "city": "Rome"}', []),
-        ("llama3", 'So {"name": "now", "parameters": {}}', 'So {"name": "now", "parameters": {}}', []),
-        ("mistral", f"[TOOL_CALLS] {BOTH}", "", [CALL, NOW]),
-        ("mistral", f"Yes[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{{}}</s>",
-         "Yes", [CALL, NOW]),
-        ("mistral", "[TOOL_CALLS]no call", "[TOOL_CALLS]no call", []),
-        ("phi", f"<|tool_call|>[{WEATHER}]<|/tool_call|>", "", [CALL]),
-        ("phi", f"functools[{WEATHER}]", "", [CALL]),
-        ("phi", f'<|tool_call|>[{{"type": "function", "function": {WEATHER}}}]', "", [CALL]),
-        ("phi", '<|tool_call|>[{"type": "function", "function": {"name": "now", "arguments": {"a', "",
-         [("now", '{"a')]),
-        ("phi", "functools is a module", "functools is a module", []),
-        ("granite", f"<|tool_call|>[{WEATHER}]", "", [CALL]),
-        ("qwen3_coder", f"<tool_call>\n<function=weather>\n{XML}</function>\n</tool_call>\n"
-         "<tool_call>\n<function=now>\n</function>\n</tool_call>", "", [CALL, NOW]),
-        ("glm", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n<arg_key>days</arg_key>\n"
-         "<arg_value>2</arg_value>\n</tool_call><tool_call>now\n</tool_call>", "", [CALL, NOW]),
-        ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK}\n{DEEPSEEK}<｜tool▁calls▁end｜>", "", [CALL, CALL]),
-        ("deepseek_v31", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}"
-         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", [CALL]),
-        ("gemma4", 'Yes.<|tool_call>call:weather{city:<|"|>Köln<|"|>,days:2}<tool_call|>'
-         "<|tool_call>call:now{}<tool_call|>", "Yes.", [CALL, NOW]),
-        ("gemma4", '<|tool_call>call:weather{x:[{a:<|"|>b:c<|"|>},null]}<tool_call|>', "",
-         [("weather", '{"x": [{"a": "b:c"}, null]}')]),
-        ("gemma4", "<|tool_call>call:weather{<tool_call|>", "<|tool_call>call:weather{<tool_call|>", []),
-        ("json", BOTH, "", [CALL, NOW]),
-        ("json", " [1, 2]", " [1, 2]", []),
-    ],
-)  # fmt: skip
+ANSWERS = [
+    ("hermes", "Just text, 1 < 2 <tool", "Just text, 1 < 2 <tool", []),
+    ("hermes", HERMES, "", [CALL]),
+    ("hermes", f"I look.\n{HERMES}\n{HERMES_NOW}\nDone. ", "I look.Done. ", [CALL, NOW]),
+    ("hermes", f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "weather"}}</tool_call>', "", [CALL]),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [SHORT]),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"arguments": {"a": "\\ud83d"}, "name": "n\\ud83d"}</tool_call>', "",
+     [("n?", '{"a": "?"}')]),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "a } \\" </tool_call>"}}</tool_call>', "",
+     [("weather", '{"city": "a } \\" </tool_call>"}')]),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1}</tool_call> So.', "So.", [SHORT]),
+    # Texts that are no calls, or end too early, are content.
+    ("hermes", '<tool_call>{"city": "Rome"} </tool_call>.', '<tool_call>{"city": "Rome"} </tool_call>.', []),
+    ("hermes", "<tool_call>weather<tool_call>[1]", "<tool_call>weather<tool_call>[1]", []),
+    ("hermes", '<tool_call>{"name": "weat', '<tool_call>{"name": "weat', []),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "K', "", [("weather", '{"city": "K')]),
+    ("llama3", f'{{"name": "weather", "parameters": {ARGUMENTS}}}', "", [CALL]),
+    ("llama3", f'<|python_tag|>{{"type": "function", "name": "weather", "parameters": {ARGUMENTS}}}; '
+     '{"name": "now", "parameters": {}}<|eom_id|>', "", [CALL, NOW]),
+    ("llama3", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),
+    ("llama3", '{"city": "Rome"}', '{"city": "Rome"}', []),
+    ("llama3", '{"name": "now", "city": "Rome"}', '{"name": "now", "city": "Rome"}', []),
+    ("llama3", 'So {"name": "now", "parameters": {}}', 'So {"name": "now", "parameters": {}}', []),
+    ("mistral", f"[TOOL_CALLS] {BOTH}", "", [CALL, NOW]),
+    ("mistral", f"Yes[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{{}}</s>",
+     "Yes", [CALL, NOW]),
+    ("mistral", "[TOOL_CALLS]no call", "[TOOL_CALLS]no call", []),
+    ("phi", f"<|tool_call|>[{WEATHER}]<|/tool_call|>", "", [CALL]),
+    ("phi", f"functools[{WEATHER}]", "", [CALL]),
+    ("phi", f'<|tool_call|>[{{"type": "function", "function": {WEATHER}}}]', "", [CALL]),
+    ("phi", '<|tool_call|>[{"type": "function", "function": {"name": "now", "arguments": {"a', "",
+     [("now", '{"a')]),
+    ("phi", "functools is a module", "functools is a module", []),
+    ("granite", f"<|tool_call|>[{WEATHER}]", "", [CALL]),
+    ("qwen3_coder", f"<tool_call>\n<function=weather>\n{XML}</function>\n</tool_call>\n"
+     "<tool_call>\n<function=now>\n</function>\n</tool_call>", "", [CALL, NOW]),
+    ("glm", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Köln</arg_value>\n<arg_key>days</arg_key>\n"
+     "<arg_value>2</arg_value>\n</tool_call><tool_call>now\n</tool_call>", "", [CALL, NOW]),
+    ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK}\n{DEEPSEEK}<｜tool▁calls▁end｜>", "", [CALL, CALL]),
+    ("deepseek_v31", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}"
+     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", [CALL]),
+    ("gemma4", 'Yes.<|tool_call>call:weather{city:<|"|>Köln<|"|>,days:2}<tool_call|>'
+     "<|tool_call>call:now{}<tool_call|>", "Yes.", [CALL, NOW]),
+    ("gemma4", '<|tool_call>call:weather{x:[{a:<|"|>b:c<|"|>},null]}<tool_call|>', "",
+     [("weather", '{"x": [{"a": "b:c"}, null]}')]),
+    ("gemma4", "<|tool_call>call:weather{<tool_call|>", "<|tool_call>call:weather{<tool_call|>", []),
+    ("json", BOTH, "", [CALL, NOW]),
+    ("json", " [1, 2]", " [1, 2]", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "text", "content", "calls"), ANSWERS)
 def test_calls(family, text, content, calls):
     check(family, "", text, ("", content, calls))
     check(family, "", text, ("", text, []), tools=())
+
+
+@pytest.mark.parametrize(("family", "text", "content", "calls"), [answer for answer in ANSWERS if answer[3]])
+def test_answer_that_a_limit_ends_has_no_piece_of_markup(family, text, content, calls):
+    for end in range(len(text)):
+        for start in (0, end // 2, max(0, end - 1)):
+            _, shown, begun = parsed(family, "", [text[:start], text[start:end]], is_cut=True)
+            # A word that begins a call may begin any other text.
+            assert content.startswith(shown.rstrip()) or "functools".startswith(shown)
+            for (name, arguments), (whole_name, whole) in zip(begun, calls, strict=False):
+                assert name == whole_name and whole.startswith(arguments)
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "text", "expected"),
+    [
+        ("think", "<thin", ("", "", [])),
+        ("think", "<think>Hm. </th", ("Hm. ", "", [])),
+        ("mistral", "[THINK]Hm.[/TH", ("Hm.", "", [])),
+        ("think", "1 <", ("", "1 <", [])),
+    ],
+)
+def test_reasoning_that_a_limit_ends_has_no_piece_of_markup(reasoning, text, expected):
+    assert parsed("", reasoning, [text], tools=(), is_cut=True) == expected
 
 
 @pytest.mark.parametrize(
