@@ -119,8 +119,14 @@ class Supervisor:
             ) from None
 
     def start_program(self, name: str) -> None:
+        self.log.parent.mkdir(exist_ok=True)  # someone may have deleted it
         if self.program(name)["statename"] not in ("RUNNING", "STARTING", "BACKOFF"):
-            self.rpc.startProcess(name, False)
+            try:
+                self.rpc.startProcess(name, False)
+            except xmlrpc.client.Fault as fault:
+                raise UserError(
+                    f"supervisord does not start {name} ({fault.faultString}): its log is {self.log}"
+                ) from None
 
     def stop_program(self, name: str) -> None:
         if self.program(name)["statename"] in ("RUNNING", "STARTING", "BACKOFF"):
