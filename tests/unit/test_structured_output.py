@@ -188,6 +188,20 @@ def test_texts_go_on_while_a_structure_compiles_that_takes_too_much(served, monk
     assert answer(send(served, {"choice": ["then"]})) == ("then", "stop")
 
 
+@pytest.mark.parametrize("served", ["openvino-fp32"], indirect=True)
+def test_texts_go_on_while_the_engine_prepares_for_its_first_structure(served, monkeypatch):
+    asked, go = threading.Event(), threading.Event()
+    load = served.engine.load_structured
+    monkeypatch.setattr(served.engine, "structured", None)
+    monkeypatch.setattr(served.engine, "load_structured", lambda: (asked.set(), go.wait(60), load())[-1])
+    held = send(served, {"choice": ["new"]})
+    assert asked.wait(60)
+    assert answer(send(served))[1]
+    assert not held.finished.is_set()
+    go.set()
+    assert answer(held) == ("new", "stop")
+
+
 def test_text_ends_with_an_error_where_its_grammar_allows_no_token(served):
     dead_end = {"grammar": 'root ::= "x" never\nnever ::= never "y"'}
     senders = [send(served, dead_end), send(served, {"choice": ["other"]})]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -35,6 +36,7 @@ from shared.parameters import choice_parameter, instance_count, int_parameter, u
 from shared.prompts import OPENVINO
 from shared.row_adapters import check_adapter
 from shared.structure import DEAD_END
+from shared.structure_worker import Structure
 from shared.text_tokenizer import LIMITS
 from shared.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
 
@@ -104,6 +106,10 @@ class GenAIGeneration(ContinuousGeneration):
         precision = precision_label(limits["weights"], dtype)
         return GenAIEngine(pipeline, precision, self.tokenizer.end_tokens, load_structured, draft)
 
+    def prepare_structure(self, structure: Structure) -> Structure:
+        self.engine.prepare_structures()
+        return structure
+
     def seen(self, tokens: list[int], images: Inputs) -> Rows:
         assert self.vision
         return self.vision.rows(tokens, images)
@@ -156,6 +162,7 @@ class GenAIEngine(TokenEngine):
         # A step after the text's end may still read its prompt, and what it computes may stay in the prefix cache.
         self.images: dict[int, Rows] = {}
         self.load_structured = load_structured
+        self.loading = threading.Lock()
         self.structured: StructuredTexts | None = None  # until the first one arrives
         self.draft = draft
 
@@ -168,6 +175,11 @@ class GenAIEngine(TokenEngine):
         prompt, has_draft = row.prompt_tokens, bool(self.draft.kind)
         shares = any(may_share_block(prompt, other, has_draft) for other in running)
         return not shares and self.draft.has_room(prompt, row.options)
+
+    def prepare_structures(self) -> None:
+        """Load what texts with a structure need, on another thread than that of the texts: it takes seconds."""
+        with self.loading:
+            self.structured = self.structured or self.load_structured()
 
     def add(self, key: int, tokens: list[int], options: Options) -> None:
         config = genai.GenerationConfig()
@@ -199,7 +211,7 @@ class GenAIEngine(TokenEngine):
             raise BadRequest(f"option 'repetition_penalty': {OPENVINO} does not have it together with {other}")
         self.draft.begin(key, tokens, options, config)
         if options.structured_outputs:
-            self.structured = self.structured or self.load_structured()
+            assert self.structured
             config.structured_output_config = output_config(options.structured_outputs)
             self.structured.waiting[key] = Waiting(tokens, config, options.structured_outputs)
         else:
