@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import fill
 
+import psutil
 from rich.markup import escape
 
 from drills import attacks, commands, crashes, shortages
 from drills.drill_stack import DrillStack, repository_of
 from drills.harness import DRILLS, Drill, Result, result
 from drills.soak.soaking import soak
-from loadtest.machine import host
+from loadtest.machine import busy, host, is_busy
 from triton_transformers.cli import one_interrupt, out, print_table, run
 from triton_transformers.files import write_atomically, write_json
 from triton_transformers.settings import Settings, UserError
@@ -70,6 +71,9 @@ def report(result: Result) -> None:
         errors = sorted(result.errors.items(), key=lambda item: -item[1])[:6]
         for line in filter(None, [result.problem, *(f"{count} x {text}" for text, count in errors)]):
             out.print(f"        [red]{escape(line)}[/]")
+        cores = psutil.cpu_count() or 1
+        if result.other_cores is not None and is_busy(result.other_cores, cores):
+            out.print(f"        [yellow]before the fault, {busy(f'{result.other_cores:.1f}', cores)}[/]")
 
 
 def main() -> int:

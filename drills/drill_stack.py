@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import shutil
 import signal
@@ -17,6 +18,7 @@ from typing import TypeVar
 import psutil
 
 from drills.clients import Clients
+from loadtest.machine import OtherPrograms, process_seconds
 from scripts.stack.local.supervisor import Supervisor
 from triton_transformers.http import answers as is_up
 from triton_transformers.load import KnownVectors
@@ -142,6 +144,10 @@ class DrillStack:
                 if text in line and str(self.folder) in " ".join([line, *process.environ().values()]):
                     own.append(process)
         return own
+
+    def other_programs(self) -> OtherPrograms:
+        """Begin to measure what other programs than the stack and its clients use."""
+        return OtherPrograms(lambda: process_seconds([os.getpid(), self.supervisor.rpc.getPID()]))
 
     def pause(self, process: psutil.Process, seconds: float = 3.0) -> None:
         """Stop a process for some seconds."""

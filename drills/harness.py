@@ -68,6 +68,7 @@ class Result:
     slowest_s: float = 0.0  # the longest wait for a right answer
     reload_s: float | None = None  # how long a reload of the models took, if it was measured for the bound
     problem: str = ""  # what a command of the drill did that it should not do, or why the load stopped
+    other_cores: float | None = None  # that other programs used before the fault
     not_run: str = ""  # the reason why the drill cannot run here
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -149,7 +150,9 @@ def result(chosen: Drill, stack: DrillStack) -> Result:
         return replace(figures, problem=f"the stack was not whole before: {error}")
     problem = not_run = ""
     with steady_load(stack.clients, stack.known) as load:
+        others = stack.other_programs()
         time.sleep(BEFORE_S)
+        figures = replace(figures, other_cores=others.cores())
         stack.fault_at = None
         try:
             chosen.run(stack)

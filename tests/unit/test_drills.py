@@ -11,11 +11,12 @@ import psutil
 import pytest
 
 from drills import harness
-from drills.__main__ import chosen, markdown, write
+from drills.__main__ import chosen, markdown, report, write
 from drills.clients import GATEWAY, HTTP
 from drills.crashes import SERVER
 from drills.drill_stack import BrokenError, NotRunError
 from drills.harness import DRILLS, Bound, Drill, Result, counted, recovery_s
+from loadtest.machine import OtherPrograms
 from triton_transformers.load import FAILED, LOST, RIGHT, WRONG, Outcome
 from triton_transformers.settings import UserError
 
@@ -122,6 +123,9 @@ class FakeStack:
     def is_whole(self) -> bool:
         return True
 
+    def other_programs(self) -> OtherPrograms:
+        return OtherPrograms(lambda: 0.0)
+
     def until(self, condition: Callable[[], bool], description: str, seconds: float) -> None:
         self.now += 2
         assert condition()
@@ -217,3 +221,9 @@ def test_error_of_a_drill_is_in_its_result(stack: FakeStack, error: Exception, f
     result = run(stack, fail)
     assert str(error) in getattr(result, field)
     assert not result.held
+
+
+def test_broken_bound_on_a_busy_machine_says_so(capsys):
+    for cores, said in ((0.0, False), (64.0, True)):
+        report(replace(GOOD, failed_gateway=99, other_cores=cores))
+        assert ("before the fault, other programs used 64.0 of" in " ".join(capsys.readouterr().out.split())) == said
