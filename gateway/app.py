@@ -117,8 +117,15 @@ ROUTES = [
     *tei("/embed_all", tei_api.embed_all, "multi"),
     *tei("/predict", tei_api.predict, "classify"),
     *tei("/similarity", tei_api.similarity, "embedding"),
+    # The page shows /tokenize and /detokenize.
+    ApiRoute("/models/{model}/tokenize", tei_api.tokenize, "tokens", tei_form, is_shown=False),
+    *(
+        ApiRoute(path, tei_api.decode, "tokens", tei_form, is_shown=False)
+        for path in ("/decode", "/models/{model}/decode")
+    ),
     *tei("/info", tei_api.info, method="GET"),
-    ApiRoute("/models/{model}/rerank", tei_api.rerank, error_form=tei_form),
+    ApiRoute("/models/{model}/health", tei_api.health, error_form=tei_form, method="GET"),
+    ApiRoute("/models/{model}/rerank", vllm_api.rerank, error_form=tei_form),
     *api("/", tei_api.any_task, "", tei_form),
     ApiRoute(
         "/models/{model}",

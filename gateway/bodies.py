@@ -31,16 +31,16 @@ KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 # The values that ask for nothing, and the fields that have them: fields that some endpoints do not support.
 NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     ((), "audio background_options container conversation dimensions inference_geo max_chunks_per_doc"),
-    ((), "max_tokens_per_doc moderation prediction previous_response_id prompt stream_options web_search_options"),
+    ((), "moderation prediction previous_response_id prompt stream_options web_search_options"),
     ((), "chunking_strategy include[] instructions known_speaker_names[] known_speaker_references[]"),
     ((False,), "background continue_final_message echo include_stop_str_in_output logprobs raw_scores"),
-    ((False,), "return_token_strs store stream use_beam_search"),
+    ((False,), "return_token_ids return_token_strs store stream use_beam_search"),
     ((True,), "add_generation_prompt include_reasoning spaces_between_special_tokens"),
     ((KEEP_THINKING,), "context_management"),
     ((True, False), "parallel_tool_calls"),
     ((0,), "frequency_penalty presence_penalty priority top_logprobs"),
-    ((1,), "best_of length_penalty n"),
-    (([],), "functions mcp_servers tools"),
+    ((1,), "best_of length_penalty n typical_p"),
+    (([],), "bad_words functions mcp_servers tools"),
     (({},), "logit_bias parameters"),
     (("",), "suffix"),
     (("float",), "encoding_format"),
@@ -51,9 +51,9 @@ NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     (("none",), "reasoning_effort"),
     (("none", "auto"), "function_call tool_choice"),
     (("auto", "default", "standard_only"), "service_tier"),
-    (("disabled",), "truncation"),
+    (("disabled", True), "truncation"),
     (("standard",), "speed"),
-    (("medium",), "verbosity"),
+    (("low", "medium", "high"), "verbosity"),
     # Texts that are too long are always cut at their end.
     ((True, "END"), "truncate"),
     (("Right", "right"), "truncation_direction"),
@@ -69,7 +69,8 @@ class MediaTypes:
     description: str
 
 
-JSON_BODY = MediaTypes(re.compile(JSON), f"JSON, with the header 'content-type: {JSON}'")
+# Some clients send no type. Pages of other sites cannot use that: gateway/admission.py checks their origin.
+JSON_BODY = MediaTypes(re.compile(f"{JSON}|"), f"JSON, with the header 'content-type: {JSON}'")
 # Clients that do not know the type of a file send none.
 FILE_BODY = MediaTypes(
     re.compile(rf"{JSON}||application/octet-stream|(image|audio|video)/.+"),

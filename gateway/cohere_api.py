@@ -59,6 +59,8 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     query: str
     documents: list[str]
     top_n: PositiveInt | None = None
+    return_documents: bool = False
+    max_tokens_per_doc: PositiveInt | None = None
 
 
 async def embed_v1(request: Request) -> Response:
@@ -101,8 +103,13 @@ async def encoded(vectors: encoders.Vectors, name: EmbeddingType) -> list[Any]:
 
 async def rerank(request: Request) -> Response:
     gateway, body, system = await read(request, RerankBody, "rerank")
-    scores = await encoders.rank(gateway, system, body.query, body.documents, "documents")
-    results = [{"index": index, "relevance_score": scores.values[index]} for index in scores.order[: body.top_n]]
+    limit, texts = body.max_tokens_per_doc, body.documents
+    scores = await encoders.rank(gateway, system, body.query, texts, "documents", max_tokens=limit)
+    results = [
+        {"index": index, "relevance_score": scores.values[index]}
+        | ({"document": {"text": texts[index]}} if body.return_documents else {})
+        for index in scores.order[: body.top_n]
+    ]
     return json_response({"id": encoders.new_id("rerank"), "results": results, "meta": meta(scores.answers)})
 
 

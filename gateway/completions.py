@@ -30,6 +30,7 @@ MAX_BIASES, MAX_STOP_IDS, MAX_LOGPROBS = 300, 128, 20
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(msgspec.Struct):
@@ -181,6 +182,16 @@ class Message(msgspec.Struct, omit_defaults=True):
     audio: None = None
 
 
+class Thinking(msgspec.Struct):
+    """As in Anthropic's API, and in those of models that took it over."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class Reasoning(msgspec.Struct):
+    effort: Effort | None = None
+
+
 class ChatBody(GenerationBody, kw_only=True):
     messages: list[Message]
     max_completion_tokens: PositiveInt | None = None
@@ -189,26 +200,33 @@ class ChatBody(GenerationBody, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Effort | None = None
+    thinking: Thinking | None = None  # for models that reason, as `reasoning`
+    reasoning: Reasoning | None = None  # OpenRouter's
     chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
 
     def options(self) -> dict[str, Any]:
         options = super().options()
         options["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
-        options["chat_template_kwargs"] = self.template_kwargs()
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         elif self.top_logprobs:
             raise ApiError(400, "'top_logprobs' requires 'logprobs': true.", "top_logprobs", "invalid_value")
         return options
 
-    def template_kwargs(self) -> dict[str, Any] | None:
-        effort: dict[str, Any] = {}
-        if self.reasoning_effort == "none":
-            effort = {"enable_thinking": False}
-        elif self.reasoning_effort is not None:  # a template reads one of the two names, or none
-            effort = {"enable_thinking": True, "reasoning_effort": self.reasoning_effort}
-        return effort | (self.chat_template_kwargs or {}) or None
+    def template_kwargs(self, system: System) -> dict[str, Any] | None:
+        """Return the variables of the chat template. `thinking` and `reasoning` change nothing if no model reasons."""
+        kwargs: dict[str, Any] = {}
+        effort = self.reasoning_effort
+        if system.parameter("reasoning"):
+            effort = effort or (self.reasoning.effort if self.reasoning else None)
+            if self.thinking and self.thinking.type != "adaptive":
+                kwargs = {"enable_thinking": self.thinking.type == "enabled"}
+        if effort == "none":
+            kwargs = {"enable_thinking": False}
+        elif effort is not None:  # a template reads one of the two names, or none
+            kwargs = {"enable_thinking": True, "reasoning_effort": effort}
+        return kwargs | (self.chat_template_kwargs or {}) or None
 
     def names(self) -> dict[str, str]:
         names = super().names()
@@ -246,6 +264,7 @@ async def answer_chat(request: Request, body: ChatBody) -> Response:
 async def chat_request(gateway: Gateway, body: ChatBody) -> GenerationRequest:
     options = body.options()
     system = await find(gateway.served, body.model, "messages", bool(body.stream))
+    options["chat_template_kwargs"] = body.template_kwargs(system)
     tools = ToolUse(system, body.tools, body.tool_choice, body.parallel_tool_calls, options["chat_template_kwargs"])
     options |= tools.options(options["structured_outputs"])
     return body.request(

@@ -79,9 +79,9 @@ async def read(request: Request, struct: type[Body], *abilities: str) -> tuple[G
 
 
 async def system_for(request: Request, body: object, *abilities: str) -> System:
-    """Return the system that the body or the address names, or the only one that has one of the abilities."""
+    """Return the system that the address or the body names, or the only one that has one of the abilities."""
     served = gateway_of(request).served
-    name = getattr(body, "model", request.path_params.get("model"))
+    name = request.path_params.get("model", getattr(body, "model", None))
     if name is not None:
         return await served.find(name, *abilities)
     return await served.only("/" + request.scope["request_state"].route.rpartition("/")[2], *abilities)

@@ -16,7 +16,7 @@ from gateway.api_error import ApiError, not_ready
 from gateway.context import Gateway
 from gateway.rows import IMAGE, Answers, Columns, check_rows, counted, infer_rows, together
 from gateway.served_systems import System
-from triton_transformers.kinds import SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
+from triton_transformers.kinds import LOGITS, SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
 from triton_transformers.tensors import Row, Tensor
 
 Vectors = npt.NDArray[Any]  # [rows, dimensions]
@@ -25,6 +25,7 @@ ManyVectors = Vectors | Sequence[Vectors]
 ROWS_AT_ONCE = 64
 # The input with the characters of each chunk of a text.
 SPANS = "spans"
+SCORE = "score"
 
 
 class Scores(NamedTuple):
@@ -41,7 +42,10 @@ class TokenizedRow(msgspec.Struct):
     ids: list[int] = []
     special: tuple[int, int] = (0, 0)  # the special tokens before and after the text
     max_length: int | None = None
+    offsets: list[tuple[int, int]] | None = None  # the characters of each token but the special ones
+    special_texts: list[str] = []
     text: str = ""
+    plain_text: str = ""  # without special tokens
 
 
 TOKENIZED_ROW = msgspec.json.Decoder(TokenizedRow)
@@ -175,17 +179,31 @@ async def as_lists(rows: ManyVectors) -> list[msgspec.Raw]:
 
 
 async def rank(
-    gateway: Gateway, system: System, query: str, texts: Sequence[str], param: str, instruction: str | None = None
+    gateway: Gateway,
+    system: System,
+    query: str,
+    texts: Sequence[str],
+    param: str,
+    instruction: str | None = None,
+    max_tokens: int | None = None,
+    is_raw: bool = False,
 ) -> Scores:
-    """Return how well the texts, which are the field `param`, answer the query."""
+    """Return how well the texts, which are the field `param`, answer the query: of each its first `max_tokens`."""
     if not query:
         raise ApiError(400, "'query' must not be an empty string.", "query")
     check_rows(gateway, texts, param)
-    return await score(gateway, system, [query] * len(texts), texts, instruction)
+    if max_tokens is not None:
+        texts = await cut(gateway, system, texts, max_tokens)
+    return await score(gateway, system, [query] * len(texts), texts, instruction, is_raw)
 
 
 async def score(
-    gateway: Gateway, system: System, queries: Sequence[str], texts: Sequence[str], instruction: str | None = None
+    gateway: Gateway,
+    system: System,
+    queries: Sequence[str],
+    texts: Sequence[str],
+    instruction: str | None = None,
+    is_raw: bool = False,
 ) -> Scores:
     columns: Columns = {"query": queries, "text" if "text" in system.inputs else "input_text": texts}
     if instruction is not None:
@@ -193,19 +211,37 @@ async def score(
             message = f"The model '{system.name}' takes no instruction."
             raise ApiError(400, message, "instruction", "unsupported_parameter")
         columns = {**columns, "prompt": [instruction] * len(texts)}
-    answers = await infer_rows(gateway, system, columns, ["score"])
-    values = answers.array("score")[:, 0].tolist()
+    answers = await (
+        infer_logits(gateway, system, columns) if is_raw else infer_rows(gateway, system, columns, [SCORE])
+    )
+    values = answers.array(LOGITS if is_raw else SCORE)[:, 0].tolist()
     return Scores(values, sorted(range(len(texts)), key=lambda index: -values[index]), answers)
 
 
-async def classify(gateway: Gateway, system: System, pairs: Sequence[tuple[Row, str]], param: str) -> Answers:
-    """Return the best `label` and the `scores` of all labels for texts, each with a second one or an empty one."""
+async def classify(
+    gateway: Gateway, system: System, pairs: Sequence[tuple[Row, str]], param: str, is_raw: bool = False
+) -> Answers:
+    """Return the best `label` and the `scores` of all labels for texts, each with a second one or an empty one.
+
+    If it is raw, return the `logits` alone.
+    """
     columns = {"input_text": [first for first, _ in pairs]}
     if any(second for _, second in pairs):
         if "text_pair" not in system.inputs:
             raise ApiError(400, f"The model '{system.name}' takes texts, not pairs of texts.", param)
         columns["text_pair"] = [second for _, second in pairs]
+    if is_raw:
+        return await infer_logits(gateway, system, columns)
     return await infer_rows(gateway, system, columns, ["label", "scores"])
+
+
+async def infer_logits(gateway: Gateway, system: System, columns: Columns) -> Answers:
+    """Return what the model computes before it makes probabilities or scores of it."""
+    model = await gateway.served.lookup(system.logits_model) if system.logits_model else None
+    if model is None:
+        message = f"The model '{system.name}' has no raw scores: leave out 'raw_scores'."
+        raise ApiError(400, message, "raw_scores", "unsupported_value")
+    return await infer_rows(gateway, model, columns, [LOGITS])
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
@@ -228,3 +264,27 @@ async def tokenized(
             parts = [outputs async for outputs in responses if TOKENIZED in outputs]
         texts = Answers(parts).texts(TOKENIZED)
     return [TOKENIZED_ROW.decode(text) for text in texts]
+
+
+async def cut(gateway: Gateway, system: System, texts: Sequence[str], max_tokens: int) -> list[str]:
+    """Return the beginning of each text that has this many tokens."""
+    rows = await tokenized(gateway, system, texts) if system.can(["tokens"]) else []
+    places = [row.offsets for row in rows if row.offsets is not None]
+    if len(places) < len(texts):
+        message = f"The model '{system.name}' does not know the tokens of a text: leave out 'max_tokens_per_doc'."
+        raise ApiError(400, message, "max_tokens_per_doc", "unsupported_parameter")
+    return [
+        text[: offsets[max_tokens - 1][1]] if len(offsets) > max_tokens else text
+        for text, offsets in zip(texts, places, strict=True)
+    ]
+
+
+async def check_lengths(gateway: Gateway, system: System, rows: Sequence[Row], param: str) -> None:
+    """Raise ApiError as text-embeddings-inference does for a text that would be cut."""
+    if not system.can(["tokens"]) or not all(isinstance(row, str) for row in rows):
+        message = f"The model '{system.name}' cuts these inputs if they are too long: leave out 'truncate'."
+        raise ApiError(400, message, "truncate", "unsupported_value")
+    for row in await tokenized(gateway, system, rows):
+        if row.max_length is not None and len(row.ids) > row.max_length:
+            message = f"'{param}' must have at most {row.max_length} tokens. Given: {len(row.ids)}."
+            raise ApiError(413, message, param, "context_length_exceeded")

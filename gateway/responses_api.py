@@ -67,7 +67,7 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
     format: dict[str, Any] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # no model here has it
 
 
 class ResponsesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -31,10 +32,13 @@ PATIENCE_S = 0.2
 class System:
     """One system of the running server."""
 
-    def __init__(self, name: str, config: ModelConfig, tokenizing_model: str = "", tool_parser: str = "") -> None:
+    def __init__(
+        self, name: str, config: ModelConfig, tokenizing_model: str = "", tool_parser: str = "", logits_model: str = ""
+    ) -> None:
         self.name = name
         self.config = config
         self.tokenizing_model = tokenizing_model  # the one with the output `tokenized`: itself, or an ensemble's step
+        self.logits_model = logits_model  # the ensemble's step that makes `logits` of the same inputs
         self.tool_parser = tool_parser or self.parameter("tool_parser")  # the form of the model's calls of tools
         self.max_batch = int(config.max_batch_size)  # rows of a request; 0 if the model has no batch dimension
         self.streams = bool(config.model_transaction_policy.decoupled)
@@ -232,8 +236,13 @@ class Served:
         except grpc.RpcError as error:
             self.forget(name)
             raise from_triton(error, name) from None
-        able = (one.name for one in models if one and any(out.name == kinds.TOKENIZED for out in one.output))
-        return System(name, config, next(able, ""), self._config.tool_parser)
+
+        def first(output: str, *inputs: str) -> str:
+            """Return the name of the first model that makes this output, and takes these inputs."""
+            return next((one.name for one in models if one and has(one.output, output) and has(one.input, *inputs)), "")
+
+        own = [tensor.name for tensor in config.input if not tensor.optional]
+        return System(name, config, first(kinds.TOKENIZED), self._config.tool_parser, first(kinds.LOGITS, *own))
 
     async def _model_config(self, name: str) -> ModelConfig | None:
         """Return the configuration of a model, or None if Triton has not loaded it."""
@@ -243,3 +252,8 @@ class Served:
             if is_not_loaded(error):
                 return None
             raise
+
+
+def has(tensors: Iterable[Any], *names: str) -> bool:
+    """Return whether the inputs or outputs of a configuration have all these names."""
+    return {*names} <= {tensor.name for tensor in tensors}

@@ -5,6 +5,7 @@ Hugging Face's InferenceClient sends its requests to the address itself, so that
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -15,8 +16,9 @@ from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError, tei_form
 from gateway.bodies import PositiveInt, json_response
 from gateway.context import Gateway, gateway_of, read, system_for
-from gateway.rows import Input, check_rows, read_rows
+from gateway.rows import Input, TokenId, as_rows, check_rows, read_rows
 from gateway.served_systems import System
+from triton_transformers.kinds import LOGITS
 from triton_transformers.tensors import Row
 
 
@@ -27,6 +29,7 @@ class HubBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class PromptedBody(HubBody, kw_only=True):
     inputs: Input
     prompt_name: str | None = None
+    truncate: bool = True
 
 
 class EmbedBody(PromptedBody, kw_only=True):
@@ -43,6 +46,8 @@ class PredictBody(HubBody, kw_only=True):
 
     inputs: str | list[str | list[str]]
     parameters: Parameters | None = None  # of InferenceClient
+    raw_scores: bool = False
+    truncate: bool = True
 
 
 class Sentences(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,11 +68,26 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     query: str
     texts: list[str]
     return_text: bool = False
+    raw_scores: bool = False
+    top_n: PositiveInt | None = None  # LiteLLM's
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    inputs: str | list[str]
+    model: str | None = None
+    add_special_tokens: bool = True
+
+
+class DecodeBody(msgspec.Struct, forbid_unknown_fields=True):
+    ids: list[TokenId | list[TokenId]]
+    model: str | None = None
+    skip_special_tokens: bool = True
 
 
 class Beginning(msgspec.Struct):
     """The fields that tell the bodies of one address apart."""
 
+    documents: msgspec.Raw = msgspec.Raw()
     inputs: msgspec.Raw = msgspec.Raw()
     query: msgspec.Raw = msgspec.Raw()
     texts: msgspec.Raw = msgspec.Raw()
@@ -82,7 +102,10 @@ async def read_inputs(
 ) -> tuple[Gateway, Inputs, System, list[Row]]:
     """Return what `read` returns, and the rows of the inputs."""
     gateway, body, system = await read(request, struct, ability)
-    return gateway, body, system, read_rows(gateway, system, body.inputs, "inputs")
+    rows = read_rows(gateway, system, body.inputs, "inputs")
+    if not body.truncate:
+        await encoders.check_lengths(gateway, system, rows, "inputs")
+    return gateway, body, system, rows
 
 
 async def embed(request: Request) -> Response:
@@ -114,11 +137,15 @@ async def predict(request: Request) -> Response:
         raise ApiError(400, message, "model", "model_not_supported")
     pairs, is_batch = sequences(body.inputs)
     check_rows(gateway, [first for first, _ in pairs], "inputs", is_list=is_batch)
-    probabilities = (await encoders.classify(gateway, system, pairs, "inputs")).array("scores").tolist()
+    if not body.truncate:
+        texts = [first if not second else b"" for first, second in pairs]  # nothing counts the tokens of pairs
+        await encoders.check_lengths(gateway, system, texts, "inputs")
+    rated = await encoders.classify(gateway, system, pairs, "inputs", body.raw_scores)
+    values = rated.array(LOGITS if body.raw_scores else "scores").tolist()
     count = body.parameters.top_k if body.parameters else None
     answers = [
         [{"score": score, "label": name} for score, name in sorted(zip(row, names, strict=True), reverse=True)[:count]]
-        for row in probabilities
+        for row in values
     ]
     # Hugging Face's own API, which has no path, returns a list for one text too.
     is_flat = request.scope["path"].endswith("/predict") and body.parameters is None and not is_batch
@@ -150,18 +177,51 @@ async def similarity(request: Request) -> Response:
 async def rerank(request: Request) -> Response:
     request.scope["request_state"].error_form = tei_form
     gateway, body, system = await read(request, RerankBody, "rerank")
-    scores = await encoders.rank(gateway, system, body.query, body.texts, "texts")
+    scores = await encoders.rank(gateway, system, body.query, body.texts, "texts", is_raw=body.raw_scores)
     return json_response(
         [
             {"index": index, "score": scores.values[index]} | ({"text": body.texts[index]} if body.return_text else {})
-            for index in scores.order
+            for index in scores.order[: body.top_n]
         ]
     )
 
 
-async def is_rerank(request: Request) -> bool:
-    """Return whether the body of a request to /rerank is TEI's: it has texts where others have documents."""
-    return bool(bytes((await beginning(request)).texts))
+async def tokenize(request: Request) -> Response:
+    """Return the tokens of each text, with their places in it; a special token has none."""
+    gateway, body, system = await read(request, TokenizeBody, "tokens")
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    check_rows(gateway, texts, "inputs", is_list=texts is body.inputs)
+    rows = await encoders.tokenized(gateway, system, texts)
+    if any(row.offsets is None for row in rows):
+        message = f"The model '{system.name}' does not know the places of tokens: send 'prompt' instead of 'inputs'."
+        raise ApiError(400, message, "inputs", "model_not_supported")
+
+    def tokens(text: str, row: encoders.TokenizedRow) -> Iterator[dict[str, Any]]:
+        before, after = row.special
+        places = [*[None] * before, *(row.offsets or ()), *[None] * after]
+        special_texts = iter(row.special_texts)
+        for id, place in zip(row.ids, places, strict=True):
+            start, stop = place or (None, None)
+            word = text[start:stop] if place else next(special_texts)
+            if place or body.add_special_tokens:
+                yield {"id": id, "text": word, "special": place is None, "start": start, "stop": stop}
+
+    return json_response([[*tokens(text, row)] for text, row in zip(texts, rows, strict=True)])
+
+
+async def decode(request: Request) -> Response:
+    """Return the text of each list of token ids."""
+    gateway, body, system = await read(request, DecodeBody, "tokens")
+    rows = as_rows(body.ids, "ids")
+    check_rows(gateway, rows, "ids")
+    texts = await encoders.tokenized(gateway, system, rows)
+    return json_response([row.plain_text if body.skip_special_tokens else row.text for row in texts])
+
+
+async def health(request: Request) -> Response:
+    """Return nothing if the model is ready; otherwise `find` raises an error."""
+    await gateway_of(request).served.find(request.path_params["model"])
+    return Response()
 
 
 async def beginning(request: Request) -> Beginning:

@@ -41,6 +41,8 @@ class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
     modality: Literal["text", "image"] = "text"  # Infinity's
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=0)] = 0  # 0, Infinity's default: all
+    output_dimension: PositiveInt | None = None  # Voyage's
+    normalized: bool = False  # Jina's
     embedding_type: Literal["dense", "sparse", "multi"] = "dense"  # of ours
     prompt_name: str | None = None  # TEI's
     late_chunking: bool = False  # Jina's
@@ -57,7 +59,9 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     query: str
     documents: list[str | Document]
     top_n: PositiveInt | None = None
+    top_k: PositiveInt | None = None  # Voyage's
     return_documents: bool = True
+    max_tokens_per_doc: PositiveInt | None = None
     instruction: str | None = None  # of ours
 
 
@@ -110,13 +114,15 @@ async def embeddings(request: Request) -> Response:
     data: list[msgspec.Raw]
     if body.late_chunking:
         check_chunks(system, body)
-        vectors, answers = await encoders.embed_chunks(gateway, system, texts_only(rows, "input"), prompt)
-        if body.dimensions:
-            vectors = encoders.shortened(vectors, body.dimensions)
-        data = await items(vectors, "embedding", in_base64)
-    elif body.embedding_type == "dense":
-        vectors, answers = await encoders.embed(gateway, system, rows, prompt, body.dimensions or None)
-        data = await items(vectors, "embedding", in_base64)
+    dimensions = body.dimensions or body.output_dimension
+    if body.embedding_type == "dense":
+        if body.late_chunking:
+            vectors, answers = await encoders.embed_chunks(gateway, system, texts_only(rows, "input"), prompt)
+            if dimensions:
+                vectors = encoders.shortened(vectors, dimensions)
+        else:
+            vectors, answers = await encoders.embed(gateway, system, rows, prompt, dimensions)
+        data = await items(encoders.normalized(vectors) if body.normalized else vectors, "embedding", in_base64)
     elif body.embedding_type == "multi":
         lists, answers = await encoders.token_vectors(gateway, system, rows, prompt)
         data = await items(lists, "embedding", in_base64)
@@ -147,8 +153,10 @@ def check_type(system: System, body: EmbeddingsBody) -> None:
     if body.embedding_type not in types:
         message = f"The model '{body.model}' has other vectors: send 'embedding_type': '{types[0]}'."
         raise ApiError(400, message, "embedding_type", "unsupported_value")
-    if body.dimensions and body.embedding_type != "dense":
-        raise ApiError(400, "Only dense vectors can be shortened.", "dimensions", "unsupported_parameter")
+    for name in ("dimensions", "output_dimension", "normalized"):
+        if getattr(body, name) and body.embedding_type != "dense":
+            message = f"Only dense vectors can be {'normalized' if name == 'normalized' else 'shortened'}."
+            raise ApiError(400, message, name, "unsupported_parameter")
     if body.encoding_format == "base64" and body.embedding_type == "sparse":
         raise ApiError(400, "Sparse vectors are sent as numbers: leave it out.", "encoding_format", "unsupported_value")
 
@@ -216,19 +224,25 @@ def texts_only(rows: Sequence[Any], param: str) -> list[str]:
 
 
 async def rerank(request: Request) -> Response:
-    """Return the documents in the order of their relevance to the query."""
-    if await tei_api.is_rerank(request):
+    """Return the documents in the order of their relevance to the query.
+
+    A body of TEI has `texts` instead. At a model's own address, where Infinity's clients may be, documents are texts.
+    """
+    beginning, is_own = await tei_api.beginning(request), "model" in request.path_params
+    if bytes(beginning.texts) or (is_own and not bytes(beginning.documents)):
         return await tei_api.rerank(request)
     gateway, body, system = await read(request, RerankBody, "rerank")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    scores = await encoders.rank(gateway, system, body.query, texts, "documents", body.instruction)
+    scores = await encoders.rank(
+        gateway, system, body.query, texts, "documents", body.instruction, body.max_tokens_per_doc
+    )
     results = [
         {"index": index, "relevance_score": scores.values[index]}
-        | ({"document": {"text": texts[index]}} if body.return_documents else {})
-        for index in scores.order[: body.top_n]
+        | ({"document": texts[index] if is_own else {"text": texts[index]}} if body.return_documents else {})
+        for index in scores.order[: body.top_n or body.top_k]
     ]
-    usage = scores.answers.usage()
-    return json_response({"id": encoders.new_id("rerank"), "model": body.model, "usage": usage, "results": results})
+    answer = {"id": encoders.new_id("rerank"), "object": "list", "model": body.model, "usage": scores.answers.usage()}
+    return json_response(answer | {"results": results, "data": results})  # Voyage's clients read `data`
 
 
 async def score(request: Request) -> Response:
@@ -282,6 +296,8 @@ async def classify(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a text of any length, or of a chat."""
+    if bytes((await tei_api.beginning(request)).inputs):
+        return await tei_api.tokenize(request)
     body = await bodies.read(request, TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Send either 'prompt' or 'messages'.", "prompt", "missing_required_parameter")

@@ -20,6 +20,7 @@ SPAN_VECTORS = "span_embeddings"
 TOKEN_COUNT = "token_count"
 # The output with the token ids of each text (images/triton/backends/shared/token_ids.py).
 TOKENIZED = "tokenized"
+LOGITS = "logits"
 # The outputs that are a text's sparse vector.
 SPARSE = ("token_id", "weight")
 

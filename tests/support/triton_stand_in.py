@@ -250,7 +250,7 @@ def embedding(name: str = "embedding", width: int = 4, max_batch: int = 64, coun
 
     def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
         rows = read_rows(inputs["input_text"])
-        texts = [row if isinstance(row, str) else text_of(row) for row in rows]
+        texts = [row if isinstance(row, str) else text_of(row) or " " for row in rows]
         tensors = [Tensor.from_values("output__0", "FP32", [vector(text, width) for text in texts]), tokenized(rows)]
         if counts:
             tensors.append(token_counts(texts))
@@ -287,7 +287,7 @@ def rows_of(tensor: Tensor) -> list[bytes]:
     return rows
 
 
-def reranker(name: str = "reranker", max_batch: int = 64) -> Model:
+def reranker(name: str = "reranker", max_batch: int = 64, tokenizes: bool = False) -> Model:
     """Return a model that scores a text by the share of the query's words that it has."""
 
     def score(query: str, text: str) -> float:
@@ -295,12 +295,15 @@ def reranker(name: str = "reranker", max_batch: int = 64) -> Model:
         return sum(word in text.split() for word in words) / max(1, len(words))
 
     def answer(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
-        pairs = list(zip(inputs["query"].texts(), inputs["text"].texts(), strict=True))
+        queries, texts = read_rows(inputs["query"]), inputs["text"].texts()
+        pairs = [(row if isinstance(row, str) else "", text) for row, text in zip(queries, texts, strict=True)]
         scores = Tensor.from_values("score", "FP32", [[score(*pair)] for pair in pairs])
-        yield [scores, token_counts([" ".join(pair) for pair in pairs])]
+        yield [scores, token_counts([" ".join(pair) for pair in pairs]), *([tokenized(queries)] if tokenizes else [])]
 
     inputs: Signature = {"query": ("STRING", [1]), "text": ("STRING", [1])}
-    return Model(name, inputs, {"score": ("FP32", [1]), "token_count": ("INT32", [1])}, answer, max_batch)
+    outputs: Signature = {"score": ("FP32", [1]), "token_count": ("INT32", [1])}
+    outputs |= {"tokenized": ("STRING", [1])} if tokenizes else {}
+    return Model(name, inputs, outputs, answer, max_batch)
 
 
 def of_texts(name: str, outputs: Signature, compute: Callable[[list[str]], list[Tensor]], **options: Any) -> Model:
@@ -362,8 +365,8 @@ def ids_of(text: str) -> list[int]:
     return [1, *map(ord, text), 2]
 
 
-def text_of(ids: list[int]) -> str:
-    return "".join(chr(id) for id in ids if id > 2)
+def text_of(ids: list[int], with_special: bool = False) -> str:
+    return "".join(chr(id) if id > 2 else f"[{id}]" * with_special for id in ids)
 
 
 def read_rows(tensor: Tensor) -> list[str | list[int]]:
@@ -376,7 +379,10 @@ def read_rows(tensor: Tensor) -> list[str | list[int]]:
 def tokenized(rows: list[str | list[int]], special: tuple[int, int] = (1, 1)) -> Tensor:
     """Return the rows in their other form, as the backends do."""
     contents = [
-        {"ids": ids_of(row), "special": special, "max_length": 256} if isinstance(row, str) else {"text": text_of(row)}
+        {"ids": ids_of(row), "special": special, "max_length": 256, "offsets": [(i, i + 1) for i in range(len(row))]}
+        | {"special_texts": ["[1]", "[2]"]}
+        if isinstance(row, str)
+        else {"text": text_of(row, True), "plain_text": text_of(row)}
         for row in rows
     ]
     return Tensor.from_texts("tokenized", [json.dumps(content) for content in contents], [len(rows), 1])

@@ -566,7 +566,8 @@ def test_tokenized_has_ids_of_texts_and_chats_and_the_text_of_ids(serve, weights
     of_chat = tokenizer(chat, add_special_tokens=False).input_ids
     assert tokenized(messages=message_input(QUESTION))[0]["ids"] == of_chat
     sent = Tensor.from_texts("prompt", [ids]).data[4:]
-    assert tokenized(text_input=np.array([sent], np.object_)) == [{"text": tokenizer.decode(ids)}]
+    expected = {"text": tokenizer.decode(ids), "plain_text": tokenizer.decode(ids, skip_special_tokens=True)}
+    assert tokenized(text_input=np.array([sent], np.object_)) == [expected]
 
 
 def test_unknown_token_id_is_refused(serve):

@@ -216,10 +216,17 @@ def test_tokenized_has_all_ids_and_the_text_of_ids(start, direction):
     sent.outputs = ["tokenized"]
     (response,) = model.execute([sent])
     rows = [json.loads(row) for (row,) in response.outputs["tokenized"]]
+    words = [[0, 5], [6, 9], [10, 13], [14, 17], [18, 21], [22, 27], [28, 31]]
     assert rows == [
-        {"ids": [3, 1, 2, 2, 1, 3, 1], "special": [0, 0], "max_length": MAX_LENGTH},
-        {"ids": [1], "special": [0, 0], "max_length": MAX_LENGTH},
-        {"text": "two one"},
+        {
+            "ids": [3, 1, 2, 2, 1, 3, 1],
+            "special": [0, 0],
+            "max_length": MAX_LENGTH,
+            "offsets": words,
+            "special_texts": [],
+        },
+        {"ids": [1], "special": [0, 0], "max_length": MAX_LENGTH, "offsets": [[0, 3]], "special_texts": []},
+        {"text": "two one", "plain_text": "two one"},
     ]
 
 

@@ -29,6 +29,7 @@ from tests.support.triton_stand_in import (
     token_encoder,
     vector,
 )
+from triton_transformers.tensors import Tensor
 
 KEY = "a-key"
 ONE_OF_EACH_KIND = ("embedding", "reranker", "classifier", "sparse", "per_token", "counter", "streaming", "speaker")
@@ -50,6 +51,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/score": {"model": "reranker", "text_1": "red", "text_2": DOCUMENTS},
     "/pooling": {"model": "embedding", "input": "a"},
     "/tokenize": {"model": "embedding", "prompt": "a"},
+    "/models/{model}/tokenize": {"inputs": "a"},
+    "/decode": {"model": "embedding", "ids": ids_of("a")},
     "/detokenize": {"model": "embedding", "tokens": ids_of("a")},
     "/v2/embed": {"model": "embedding", "texts": ["a"]},
     "/v1/embed": {"model": "embedding", "texts": ["a"]},
@@ -79,6 +82,8 @@ MODEL_OF = {
     "/predict": "classifier",
     "/similarity": "embedding",
     "/rerank": "reranker",
+    "/tokenize": "embedding",
+    "/decode": "embedding",
     "": "reranker",
     "/v1/chat/completions": "counter",
     "/chat/completions": "counter",
@@ -237,7 +242,7 @@ def test_tokenize_returns_the_ids_and_detokenize_the_text(gateway: RunningGatewa
     assert tokens == {"count": 5, "max_model_len": 256, "tokens": ids_of("비 a"), "token_strs": None}
     without = answer(gateway, "/tokenize", model=model, prompt="비 a", add_special_tokens=False)
     assert without["tokens"] == ids_of("비 a")[1:-1]
-    assert answer(gateway, "/detokenize", model=model, tokens=tokens["tokens"]) == {"prompt": "비 a"}
+    assert answer(gateway, "/detokenize", model=model, tokens=tokens["tokens"]) == {"prompt": "[1]비 a[2]"}
     assert answer(gateway, "/detokenize", model=model, tokens=[]) == {"prompt": ""}
 
 
@@ -263,6 +268,42 @@ def test_completions_take_token_ids(gateway: RunningGateway) -> None:
 
     assert complete(ids_of("one")) == complete("one")
     assert complete([ids_of("one"), ids_of("b")]) == complete(["one", "b"])
+
+
+def test_vectors_are_normalized_where_jinas_clients_ask_for_that() -> None:
+    long = embedding("long")
+    long.answer = lambda inputs: [[Tensor.from_values("output__0", "FP32", [[3.0, 4.0, 0, 0]])]]
+    with gateway_before(long) as (gateway, _):
+        for fields, expected in (({}, [3, 4, 0, 0]), ({"normalized": True, "output_dimension": 2}, [0.6, 0.8])):
+            (item,) = answer(gateway, "/v1/embeddings", model="long", input="a", **fields)["data"]
+            assert item["embedding"] == pytest.approx(expected)
+
+
+# --- rerank for clients of several APIs -------------------------------------------------------------------------------
+
+RANKED = {"model": "cutter", "query": "red house", "documents": ["a red house", "red"]}
+TEXTS = [{"index": 0, "score": 1.0, "text": "a red house"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place", "expected"),
+    [
+        ("/v1/rerank", RANKED | {"top_k": 1, "truncation": True}, "data", [(0, 1.0, {"text": "a red house"})]),
+        ("/v1/rerank", RANKED | {"max_tokens_per_doc": 5, "top_n": 1}, "results", [(0, 0.5, {"text": "a red house"})]),
+        ("/v2/rerank", RANKED | {"max_tokens_per_doc": 5, "top_n": 1}, "results", [(0, 0.5, None)]),
+        ("/v2/rerank", RANKED | {"return_documents": True, "top_n": 1}, "results", [(0, 1.0, {"text": "a red house"})]),
+        ("/models/cutter/rerank", RANKED | {"model": "any"}, "results", [(0, 1.0, "a red house"), (1, 0.5, "red")]),
+    ],
+)
+def test_each_client_reranks_with_its_fields(ranking: RunningGateway, path, body, place, expected) -> None:
+    results = answer(ranking, path, **body)[place]
+    assert [(one["index"], one["relevance_score"], one.get("document")) for one in results] == expected
+
+
+@pytest.fixture(scope="module")
+def ranking() -> Iterator[RunningGateway]:
+    with gateway_before(reranker("cutter", tokenizes=True)) as (gateway, _):
+        yield gateway
 
 
 # --- Cohere -----------------------------------------------------------------------------------------------------------
@@ -346,6 +387,57 @@ def test_tei_reranks(gateway: RunningGateway) -> None:
     assert answer(gateway, "/", query="red house", texts=DOCUMENTS)[0] == {"index": 1, "score": 1.0}
 
 
+def test_tei_reranks_as_many_as_litellm_asks_for(gateway: RunningGateway) -> None:
+    assert len(answer(gateway, "/rerank", query="red", texts=DOCUMENTS, top_n=1, raw_scores=False)) == 1
+
+
+def with_logits(whole: Model) -> list[Model]:
+    """Return the ensemble, and its step that has the logits."""
+    step = Model(f"{whole.name}_encoder", whole.inputs, {"logits": ("FP32", [2])}, lambda inputs: [[LOGITS]])
+    whole.settings = {"platform": "ensemble", "ensemble_scheduling": {"step": [{"model_name": step.name}]}}
+    return [whole, step]
+
+
+LOGITS = Tensor.from_values("logits", "FP32", [[-3.0, 2.0]])
+
+
+def test_raw_scores_are_the_logits() -> None:
+    models = [*with_logits(classifier()), *with_logits(reranker())]
+    with gateway_before(*models) as (gateway, _):
+        rated = answer(gateway, "/predict", inputs="a", raw_scores=True)
+        assert rated == [{"score": 2.0, "label": "positive"}, {"score": -3.0, "label": "negative"}]
+        assert answer(gateway, "/rerank", query="a", texts=["b"], raw_scores=True) == [{"index": 0, "score": -3.0}]
+
+
+def test_tei_refuses_to_cut_if_it_is_asked_to(gateway: RunningGateway) -> None:
+    assert answer(gateway, "/embed", inputs="a" * 254, truncate=False)
+    reply = gateway.post("/embed", {"inputs": ["a", "a" * 255], "truncate": False})
+    expected = {"error": "'inputs' must have at most 256 tokens. Given: 257.", "error_type": "Validation"}
+    assert (reply.status, reply.json) == (413, expected)
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/models/embedding/tokenize"])
+def test_tei_shows_the_place_of_each_token(gateway: RunningGateway, path: str) -> None:
+    fields = {"model": "embedding"} if path == "/tokenize" else {}
+    first, *_, last = rows = answer(gateway, path, inputs="비 a", **fields)[0]
+    assert first == {"id": 1, "text": "[1]", "special": True, "start": None, "stop": None}
+    assert last == first | {"id": 2, "text": "[2]"}
+    assert rows[1] == {"id": ord("비"), "text": "비", "special": False, "start": 0, "stop": 1}
+    assert answer(gateway, path, inputs=["비 a"], add_special_tokens=False, **fields) == [rows[1:-1]]
+
+
+def test_tei_decodes_ids(gateway: RunningGateway) -> None:
+    path = "/models/embedding/decode"
+    assert answer(gateway, path, ids=ids_of("a")) == ["a"]
+    assert answer(gateway, path, ids=[ids_of("a"), [98]], skip_special_tokens=False) == ["[1]a[2]", "b"]
+
+
+def test_health_of_a_model(triton: TritonStandIn) -> None:
+    with gateway_serving(triton, "embedding", "loads") as gateway:
+        statuses = [gateway.get(f"/models/{name}/health").status for name in ("embedding", "loads", "nobody")]
+        assert statuses == [200, 503, 404]
+
+
 def test_tei_compares_sentences(gateway: RunningGateway) -> None:
     inputs = {"source_sentence": "abc", "sentences": ["abc", "b"]}
     expected = pytest.approx([1.0, float(np.dot(vector("abc"), vector("b")))])
@@ -421,7 +513,15 @@ SEVERAL = (
         ("/v2/rerank", "'query'", GOOD["/v2/rerank"] | {"query": ""}),
         ("/embed", "'inputs'", {"inputs": ""}),
         ("/embed", "'inputs[1]'", {"inputs": ["a", ""]}),
-        ("/embed", "'truncate'", {"inputs": "a", "truncate": False}),
+        ("/embed_all", "'truncate'", {"inputs": "a", "truncate": False}),
+        ("/predict", "'truncate'", {"inputs": "a", "truncate": False}),
+        ("/tokenize", "inputs[1]", {"model": "embedding", "inputs": ["a", ""]}),
+        ("/models/embedding/decode", "'ids'", {"ids": []}),
+        (
+            "/v1/embeddings",
+            "normalized",
+            {"model": "sparse", "input": "a", "embedding_type": "sparse", "normalized": True},
+        ),
         ("/embed", "'truncation_direction'", {"inputs": "a", "truncation_direction": "Left"}),
         ("/embed", "'dimensions'", {"inputs": "a", "dimensions": 5}),
         ("/predict", "'raw_scores'", {"inputs": "a", "raw_scores": True}),

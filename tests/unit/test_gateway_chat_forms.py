@@ -335,7 +335,7 @@ def test_tools_reach_the_template(gateway, received, path, fields) -> None:
     ("path", "fields"),
     [
         (RESPONSES, {"store": False, "background": False, "truncation": "disabled", "service_tier": "auto"}),
-        (RESPONSES, {"include": ["reasoning.encrypted_content"], "text": {"verbosity": "medium"}, "user": "u"}),
+        (RESPONSES, {"include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}, "user": "u"}),
         (RESPONSES, {"instructions": None, "tools": None, "metadata": None, "previous_response_id": None}),
         (RESPONSES, {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "prompt_cache_key": "k"}),
         (
@@ -581,7 +581,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
     (RESPONSES, {"temperature": 3}, "temperature"),
     (RESPONSES, {"top_logprobs": 21}, "top_logprobs"),
-    (RESPONSES, {"text": {"verbosity": "high"}}, "text.verbosity"),
+    (RESPONSES, {"text": {"verbosity": "loud"}}, "text.verbosity"),
     (RESPONSES, {"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
     (RESPONSES, {"reasoning": {"effort": "huge"}}, "reasoning.effort"),

@@ -88,6 +88,7 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
             parameters={"adapters": "tone"},
         ),
         generator("sampler_stream", SAMPLER_INPUTS, streams=True),
+        dataclasses.replace(generator("thinker", SAMPLER_INPUTS), parameters={"reasoning": "think"}),
         dataclasses.replace(
             generator("tuned", SAMPLER_INPUTS),
             parameters={"sampling": '{"temperature": 0.5, "top_p": 0.75, "top_k": 20}'},
@@ -244,6 +245,9 @@ NEUTRAL = {
     "min_tokens": 0,
     "stop_token_ids": [],
     "skip_special_tokens": True,
+    "typical_p": 1.0,
+    "bad_words": [],
+    "return_token_ids": False,
 }
 SAMPLING = {
     "top_k": 5,
@@ -258,6 +262,7 @@ SAMPLING = {
     "skip_special_tokens": False,
     "structured_outputs": {"regex": "a|b"},
 }
+OFF, EFFORT = {"type": "disabled"}, {"effort": "low"}
 NO_THOUGHT = {"chat_template_kwargs": {"enable_thinking": False}}
 THINK = {"chat_template_kwargs": {"a": 1, "enable_thinking": True, "reasoning_effort": "low"}}
 
@@ -280,11 +285,15 @@ def test_requests_of_a_front_go_to_its_engine(gateway, received) -> None:
         (CHAT, {"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
         (CHAT, {"chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}, THINK),
         (CHAT, {"reasoning_effort": "none", "chat_template_kwargs": {}}, NO_THOUGHT),
+        (CHAT, {"thinking": OFF, "reasoning": EFFORT, "verbosity": "high"}, None),
+        (CHAT, {"thinking": OFF, "model": "thinker"}, NO_THOUGHT),
+        (CHAT, {"thinking": {"type": "adaptive"}, "model": "thinker"}, None),
+        (CHAT, {"reasoning": EFFORT, "chat_template_kwargs": {"a": 1}, "model": "thinker"}, THINK),
     ],
 )
 def test_sampling_parameters_reach_the_model(gateway, received, path, fields, sent) -> None:
     source = {"prompt": "a"} if path == COMPLETIONS else {"messages": USER}
-    answer(gateway, path, model="sampler", **source, **fields)
+    answer(gateway, path, **{"model": "sampler"} | source | fields)
     parameters = values(received).get("sampling_parameters")
     assert (parameters and json.loads(parameters[0])) == sent
     answer(gateway, path, model="counter", **source, **NEUTRAL)

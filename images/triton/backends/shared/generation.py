@@ -268,8 +268,8 @@ class TextGeneration(Backend):
         is_chat = read.messages is not None  # whose template writes the special tokens
         rows = tokenized(
             prompts,
-            lambda text, special: self.encoded(read, text)[0] if is_chat else self.model.encode(text, special),
-            lambda ids: self.model.decode(ids, skip_special_tokens=False),
+            lambda text, special: (self.encoded(read, text)[0] if is_chat else self.model.encode(text, special), None),
+            self.model.decode,
             self.model.context,
         )
         return pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, rows.reshape(read.shape))])

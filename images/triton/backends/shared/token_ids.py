@@ -46,26 +46,35 @@ def check_ids(ids: TokenIds, vocabulary: int, name: str, row: int) -> None:
         )
 
 
-def special_tokens(encode: Callable[[str, bool], list[int]]) -> tuple[int, int]:
+# The ids of a text, and the characters [start, end) of each token that is not special; None where they are unknown.
+EncodedText = tuple[list[int], list[tuple[int, int]] | None]
+
+
+def special_tokens(encode: Callable[[str, bool], EncodedText]) -> tuple[int, int]:
     """Return how many special tokens come before and after a text. `encode` gets the text, and whether to add them."""
     text = "a"
-    own, every = encode(text, False), encode(text, True)
+    (own, _), (every, _) = encode(text, False), encode(text, True)
     before = next((n for n in range(len(every)) if own and every[n : n + len(own)] == own), 0)
     return before, len(every) - len(own) - before
 
 
 def tokenized(
     rows: Sequence[str | TokenIds],
-    encode: Callable[[str, bool], list[int]],
-    decode: Callable[[TokenIds], str],
+    encode: Callable[[str, bool], EncodedText],
+    decode: Callable[[TokenIds, bool], str],
     max_length: int | None,
 ) -> Array:
-    """Return the rows in the other form."""
+    """Return the rows in the other form. `decode` gets ids, and whether to skip the special ones."""
     special = special_tokens(encode)
 
     def other_form(row: str | TokenIds) -> dict[str, Any]:
         if isinstance(row, TokenIds):
-            return {"text": decode(row)}
-        return {"ids": encode(row, True), "special": special, "max_length": max_length}
+            return {"text": decode(row, False), "plain_text": decode(row, True)}
+        ids, offsets = encode(row, True)
+        form: dict[str, Any] = {"ids": ids, "special": special, "max_length": max_length}
+        if offsets is None:
+            return form
+        marks = ids[: special[0]] + ids[len(ids) - special[1] :]
+        return form | {"offsets": offsets, "special_texts": [decode(TokenIds([id]), False) for id in marks]}
 
     return np.array([json.dumps(other_form(row)).encode() for row in rows], np.object_)

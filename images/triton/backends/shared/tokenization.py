@@ -250,21 +250,22 @@ class Tokenization:
 
     def tokenized(self, rows: Rows) -> Array:
         """Return the first text of each row as all its token ids, without its prompt and a truncation; ids as text."""
-        return token_ids.tokenized(rows.firsts, self.all_ids, self.decode, self.max_length).reshape(-1, 1)
+        return token_ids.tokenized(rows.firsts, self.all_tokens, self.decode, self.max_length).reshape(-1, 1)
 
-    def all_ids(self, text: str, special: bool) -> list[int]:
-        """Return the ids of a text of any length, with the special tokens around it or without."""
+    def all_tokens(self, text: str, special: bool) -> token_ids.EncodedText:
+        """Return the tokens of a text of any length, with the ids of the special ones around it or without."""
         parts = self.parts(text)
         if self.tokenizer.truncation and self.tokenizer.truncation["direction"] == "left":
             parts.reverse()
         own = [id for part in parts for id in part.ids]
+        offsets = [place for part in parts for place in part.offsets]
         if not special:
-            return own
+            return own, offsets
         mask = (few := encode(self.tokenizer, "a")).special_tokens_mask
         before, after = mask.index(0), mask[::-1].index(0)
-        return [*few.ids[:before], *own, *few.ids[len(few) - after :]]
+        return [*few.ids[:before], *own, *few.ids[len(few) - after :]], offsets
 
-    def decode(self, ids: TokenIds, skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: TokenIds, skip_special_tokens: bool) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
