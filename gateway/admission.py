@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api_error import RETRY, ApiError, shown, timed_out
+from gateway.api_error import RETRY, ApiError, form_of_client, shown, timed_out
 from gateway.bodies import media_type
 from gateway.config import Config
 from gateway.counters import SLOT, Counters, InFlightSlot
@@ -51,6 +51,12 @@ CLIENT_LEFT = 499
 CLOSE = {"connection": "close"}
 # The schemes by which clients of an API, and browsers, send their key.
 BEARER, BASIC = "Bearer", 'Basic realm="gateway", charset="UTF-8"'
+# What pages of GATEWAY_ORIGINS may read of a response, and what they may send, for this many seconds.
+READABLE = [
+    (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms, x-compute-type, x-compute-time"),
+    (b"vary", b"origin"),
+]
+PREFLIGHT = {"access-control-allow-methods": "GET, POST", "access-control-max-age": "600"}
 # The pauses that refusals ask for: 600 to 3000 ms, well mixed, so that clients that were refused together return one
 # after the other. OpenAI's clients read milliseconds.
 PAUSES_MS = [600 + 24 * (37 * step % 101) for step in range(101)]
@@ -64,6 +70,7 @@ class Admission:
         self._app = app  # what routes know as request.app
         self._routes = routes
         self._keys = config.keys
+        self._origins = config.origins
         self._limits = config.limits
         self._outages = Outages()
         self._prefix = secrets.token_hex(6).encode()
@@ -77,6 +84,8 @@ class Admission:
         headers: Headers = dict(scope["headers"])
         state = RequestState(self._request_id(headers), send, self._limits.timeout)
         scope["app"], scope["request_state"] = self._app, state
+        if self._is_allowed(origin := headers.get(b"origin", b"")):
+            state.headers = [*state.headers, (b"access-control-allow-origin", origin), *READABLE]
         try:
             try:
                 response = await self._response(state, scope, headers, receive)
@@ -119,11 +128,17 @@ class Admission:
             self._check_client(fields)
         except ApiError:
             return None
+        if self._is_allowed(fields.get(b"origin", b"")):  # whose page may read the refusal
+            return None
         self.counters.request(self._routes.label(path.decode("latin-1")), 429)
         return next(self._refusals) % self._request_id(fields)
 
     async def _response(self, state: RequestState, scope: Scope, headers: Headers, receive: Receive) -> Response | None:
         """Return the response of the request's route, or None if the client leaves before the end of its body."""
+        if scope["method"] == "OPTIONS" and self._is_allowed(headers.get(b"origin", b"")):
+            # Browsers ask before they send a page's request, without its key.
+            asked = headers.get(b"access-control-request-headers", b"").decode("latin-1")
+            return Response(status_code=204, headers=PREFLIGHT | {"access-control-allow-headers": asked})
         route = self._admit(state, scope, headers)
         body: bytes | None = b""
         is_post = scope["method"] == "POST"
@@ -170,8 +185,7 @@ class Admission:
         path = scope["path"]
         route = self._routes.match(scope)
         is_api = isinstance(route, ApiRoute)
-        if isinstance(route, ApiRoute):
-            state.error_form = route.error_form
+        state.error_form = (route.error_form if isinstance(route, ApiRoute) else None) or form_of_client(path, headers)
         if path not in OPEN_PATHS and not (path == METRICS_PATH and _is_from_this_machine(scope, headers)):
             self._check_client(headers, BEARER if is_api or path.startswith("/v1/") else BASIC)
         if route is None:
@@ -195,7 +209,7 @@ class Admission:
             if not _is_local_name(headers.get(b"host", b"").decode("latin-1")):
                 message = "Without API_KEYS the gateway answers only requests to localhost or to an IP address."
                 raise ApiError(403, message, code="host_not_allowed")
-        elif not (self._has_key(headers.get(b"authorization", b"")) or self._is_key(headers.get(b"x-api-key", b""))):
+        elif not (self._has_key(headers.get(b"authorization", b"")) or self._has_own_header(headers)):
             message = "Incorrect or missing API key: send one of API_KEYS as 'Authorization: Bearer KEY'."
             raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": scheme})
 
@@ -210,6 +224,13 @@ class Admission:
             return False
         return self._is_key(value)
 
+    def _has_own_header(self, headers: Headers) -> bool:
+        """Return whether a header of Anthropic's or Azure's clients has a key."""
+        return any(self._is_key(headers.get(name, b"")) for name in (b"x-api-key", b"api-key"))
+
+    def _is_allowed(self, origin: bytes) -> bool:
+        return origin.lower() in self._origins
+
     def _is_key(self, value: bytes) -> bool:
         digest = hashlib.sha256(value.strip()).digest()
         # Compare with all, so that the time does not reveal which one is equal.
@@ -219,11 +240,14 @@ class Admission:
         """Refuse what a page of another site makes a browser send. No page of another site knows a key."""
         origin = headers.get(b"origin")
         is_bearer = bool(self._keys) and headers.get(b"authorization", b"")[:6].lower() == b"bearer"
-        if origin is None or is_bearer or self._is_key(headers.get(b"x-api-key", b"")):
+        if origin is None or is_bearer or self._is_allowed(origin) or self._has_own_header(headers):
             return
         # The scheme does not matter: a proxy may end TLS.
         if origin.lower().partition(b"://")[2] != headers.get(b"host", b"").lower():
-            message = "Pages of other sites must send a key of API_KEYS as 'Authorization: Bearer KEY'."
+            message = (
+                "Pages of other sites must send a key of API_KEYS as 'Authorization: Bearer KEY', or be listed in "
+                "GATEWAY_ORIGINS on the server."
+            )
             raise ApiError(403, message, code="origin_not_allowed")
 
     async def _read_body(self, state: RequestState, receive: Receive) -> bytes | None:

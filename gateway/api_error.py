@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -33,6 +33,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -40,6 +41,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = details  # that clients of Anthropic's API read
         self.cause = ""  # what the log shows beside the status
         self.outage: str | None = None  # the system that may answer in a moment, because Triton or its process restarts
 
@@ -70,13 +72,31 @@ def anthropic_form(error: ApiError) -> dict[str, Any]:
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
     kinds |= {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 504: "timeout_error"}
     kind = kinds.get(error.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    details = {"details": error.details} if error.details else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message} | details}
 
 
 def tei_form(error: ApiError) -> dict[str, Any]:
     """Return the error as text-embeddings-inference reports it."""
     kinds = {404: "Validation", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
     return {"error": error.message, "error_type": kinds.get(error.status, "Validation")}
+
+
+# For each API: how its own paths begin, a header of its clients with a part of its value, and its form of errors.
+CLIENTS: Sequence[tuple[str, bytes, bytes, ErrorForm]] = (
+    ("/v1/messages", b"anthropic-version", b"", anthropic_form),
+    ("/v2/", b"x-fern-sdk-name", b"cohere", cohere_form),
+    ("/models/", b"user-agent", b"hf_hub/", tei_form),
+    ("/models/", b"user-agent", b"@huggingface/", tei_form),
+)
+
+
+def form_of_client(path: str, headers: Mapping[bytes, bytes]) -> ErrorForm:
+    """Return the form of the API that the path or the client belongs to, for paths that are of no API or of several."""
+    for start, header, value, form in CLIENTS:
+        if path.startswith(start) or (header in headers and value in headers[header]):
+            return form
+    return openai_form
 
 
 def from_triton(error: grpc.RpcError, model: str = "") -> ApiError:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import datetime
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -38,7 +40,7 @@ from gateway.counters import Counters
 from gateway.inference import Inference
 from gateway.monitoring import Monitoring
 from gateway.routes import ApiRoute, Endpoint, Routes
-from gateway.served_systems import Served
+from gateway.served_systems import Served, System
 from triton_transformers.certificate import expiry
 from triton_transformers.settings import Settings
 
@@ -54,27 +56,67 @@ async def metrics(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """Return the systems that a route answers for, with their adapters, or the one that the path names."""
+    """Return the systems that a route answers for, with their adapters, or the one that the path names.
+
+    The clients of each API get its own form, which their errors have, too.
+    """
     gateway = gateway_of(request)
-    # OpenAI's clients require a time of creation, which Triton does not know.
-    more = {"object": "model", "created": int(gateway.started), "owned_by": "triton-transformers"}
-    models: dict[str, dict[str, object]] = {}
+    models: dict[str, tuple[System, str]] = {}  # with the adapter
     for system in await gateway.served.systems():
         if gateway.served.routes_of(system):
-            models[system.name] = {"id": system.name, **more}
-        for adapter in system.adapters:
-            own = f"{system.name}:{adapter}"
-            models[own] = {"id": own, **more, "parent": system.name}
+            models[system.name] = system, ""
+        models |= {f"{system.name}:{adapter}": (system, adapter) for adapter in system.adapters}
+    entry, listing = MODEL_FORMS.get(request.scope["request_state"].error_form, (openai_model, openai_models))
     if (name := request.path_params.get("model")) is None:
-        return json_response({"object": "list", "data": [*models.values()]})
+        return json_response(listing([entry(gateway, id, *model) for id, model in models.items()], request))
     if name not in models:
         await gateway.served.find(name)  # raises ApiError 503 for a system that is not loaded now
         raise not_found(name)
-    return json_response(models[name])
+    return json_response(entry(gateway, name, *models[name]))
+
+
+def openai_model(gateway: Gateway, id: str, system: System, adapter: str) -> dict[str, Any]:
+    # OpenAI's clients require a time of creation, which Triton does not know.
+    parent = {"parent": system.name} if adapter else {}
+    return {"id": id, "object": "model", "created": int(gateway.started), "owned_by": "triton-transformers"} | parent
+
+
+def openai_models(models: list[dict[str, Any]], request: Request) -> dict[str, Any]:
+    return {"object": "list", "data": models}
+
+
+def anthropic_model(gateway: Gateway, id: str, system: System, adapter: str) -> dict[str, Any]:
+    created = datetime.datetime.fromtimestamp(int(gateway.started), datetime.UTC)
+    return {"type": "model", "id": id, "display_name": id, "created_at": created, "lifecycle": "active"}
+
+
+def anthropic_models(models: list[dict[str, Any]], request: Request) -> dict[str, Any]:
+    first, last = (models[0]["id"], models[-1]["id"]) if models else (None, None)
+    return {"data": models, "has_more": False, "first_id": first, "last_id": last}
+
+
+def cohere_model(gateway: Gateway, id: str, system: System, adapter: str) -> dict[str, Any]:
+    names = {"chat": "chat", "embedding": "embed", "rerank": "rerank"}
+    return {"name": id, "endpoints": [name for ability, name in names.items() if system.can([ability])]}
+
+
+def cohere_models(models: list[dict[str, Any]], request: Request) -> dict[str, Any]:
+    endpoint = request.query_params.get("endpoint")
+    return {"models": [model for model in models if endpoint in (None, *model["endpoints"])]}
+
+
+MODEL_FORMS: Mapping[ErrorForm, tuple[Callable[..., dict[str, Any]], Callable[..., dict[str, Any]]]] = {
+    anthropic_form: (anthropic_model, anthropic_models),
+    cohere_form: (cohere_model, cohere_models),
+}
 
 
 def api(
-    paths: str, endpoint: Endpoint, abilities: str = "", error_form: ErrorForm = openai_form, method: str = "POST"
+    paths: str,
+    endpoint: Endpoint,
+    abilities: str = "",
+    error_form: ErrorForm | None = openai_form,
+    method: str = "POST",
 ) -> list[ApiRoute]:
     """Return the routes of these paths. The page shows the first of them."""
     return [
@@ -90,8 +132,8 @@ def tei(path: str, endpoint: Endpoint, abilities: str = "", method: str = "POST"
 
 # Each path and method once; the path is the label `route` of the metrics.
 ROUTES = [
-    *api("/v1/models /models", list_models, method="GET"),
-    *api("/v1/models/{model:path}", list_models, method="GET"),
+    *api("/v1/models /models", list_models, error_form=None, method="GET"),
+    *api("/v1/models/{model:path}", list_models, error_form=None, method="GET"),
     *api("/v1/embeddings /embeddings", vllm_api.embeddings, "embedding sparse multi"),
     *api("/v1/completions", completions, "generation"),
     *api("/v1/chat/completions", chat, "chat"),

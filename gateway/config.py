@@ -30,6 +30,7 @@ class Config:
     systems: tuple[str, ...] = ()  # without a systems_file
     systems_file: Path | None = None  # the list that `make up` keeps of what it was asked to serve
     keys: tuple[bytes, ...] = ()  # SHA-256 digests; none: no key is required
+    origins: frozenset[bytes] = frozenset()  # of pages of other sites that may send requests
     tls: tuple[Path, Path] | None = None  # certificate and private key
     image_urls: bool = False  # fetch the images of chats from addresses of the web
     tool_parser: str = ""  # the form of all models' calls of tools, instead of the one in their configurations
@@ -47,6 +48,7 @@ class Config:
             systems=tuple(settings.systems),
             systems_file=Path(file) if file else None,
             keys=settings.gateway_keys(),
+            origins=frozenset(settings.gateway_origins),
             tls=settings.tls(),
             image_urls=settings.image_urls,
             tool_parser=settings.tool_parser or "",

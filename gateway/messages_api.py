@@ -119,10 +119,18 @@ class MessagesBody(CountBody, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: int | None = None
     top_p: float | None = None
+    thread: Any = None  # refused
+
+
+# Clients that read this send the request again without it.
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 async def messages(request: Request) -> Response:
     body = await bodies.read(request, MessagesBody)
+    if body.thread is not None:
+        message = "'thread' is not supported here: send the whole conversation."
+        raise ApiError(400, message, "thread", "unsupported_parameter", details=NO_THREADS)
     if body.messages[-1].role == "assistant":
         place = f"messages[{len(body.messages) - 1}].role"
         message = f"'{place}' is assistant: models here begin their own message. The last one must be the user's."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from starlette.types import Message, Send
@@ -28,6 +29,7 @@ class RequestState:
         self.id = id
         self.route = OTHER
         self.error_form: ErrorForm = openai_form  # of the API that the client uses
+        self.headers: Sequence[tuple[bytes, bytes]] = [(b"x-request-id", id)]  # of the response, beside the route's
         self.status = 0
         self.failure = ""  # what to log about an error of ours
         self.slot: InFlightSlot | None = None
@@ -49,12 +51,12 @@ class RequestState:
         return time.perf_counter() - self.started
 
     async def send(self, message: Message) -> None:
-        """Send a part of the response; its head gets the request's id."""
+        """Send a part of the response; its head gets the headers of all responses."""
         self._deadline = self._loop.time() + self._timeout + STREAM_GRACE_S
         if message["type"] == "http.response.start":
             self.has_response = True
             self.status = message["status"]
-            message = {**message, "headers": [*message["headers"], (b"x-request-id", self.id)]}
+            message = {**message, "headers": [*message["headers"], *self.headers]}
         elif not message.get("more_body"):
             self.is_complete = True
         await self._send(message)

@@ -30,7 +30,7 @@ class ApiRoute(Route):
         path: str,
         endpoint: Endpoint,
         abilities: str = "",
-        error_form: ErrorForm = openai_form,
+        error_form: ErrorForm | None = openai_form,
         method: str = "POST",
         is_shown: bool = True,
         body: MediaTypes = JSON_BODY,
@@ -39,7 +39,7 @@ class ApiRoute(Route):
         super().__init__(path, endpoint, methods=[method])
         able = frozenset(abilities.split())
         self.answers_for = answers_for or (lambda system: system.can(able))
-        self.error_form = error_form
+        self.error_form = error_form  # None: that of the client
         self.body = body
         self.is_shown = is_shown  # on the page: not the second path of the same API
 

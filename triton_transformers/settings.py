@@ -187,6 +187,13 @@ def _keys(text: str) -> tuple[bytes, ...]:
     return tuple(digests)
 
 
+def _origins(text: str) -> tuple[bytes, ...]:
+    """Return the origins as browsers write them."""
+    if not all(re.fullmatch(r"https?://[^/?#@*]+", origin) for origin in text.split()):
+        raise ValueError("each must be like https://app.example or http://localhost:3000, without a path")
+    return tuple(origin.lower().encode() for origin in text.split())
+
+
 def _path(text: str) -> Path:
     try:
         return ROOT / Path(text).expanduser()
@@ -291,6 +298,7 @@ class Settings(dict[str, str]):
     # The gateway (docs/gateway.md)
     api_keys = Setting(_keys, restarts="gateway", private=True)
     gateway_bind = Setting(_optional(_ipv4), restarts="gateway")
+    gateway_origins = Setting(_origins, restarts="gateway")
     tls_cert = Setting(_optional(_path), restarts="gateway")
     tls_key = Setting(_optional(_path), restarts="gateway")
     gateway_in_flight = Setting(_integer(1), "256", restarts="gateway", shown=True)

@@ -158,12 +158,16 @@ def test_key_opens_the_gateway(locked: RunningGateway, value: str) -> None:
         ({"x_api_key": KEYS[0], "authorization": "Bearer wrong"}, 200),
         ({"x_api_key": KEYS[0], "origin": "https://app.example"}, 200),
         ({"x_api_key": "wrong", "authorization": basic(KEYS[0]), "origin": "https://evil.example"}, 403),
+        ({"api_key": KEYS[0], "origin": "https://app.example"}, 200),
         ({"x_api_key": "wrong"}, 401),
+        ({"api_key": "wrong"}, 401),
         ({"x_api_key": ""}, 401),
         ({"x_api_key": f"Bearer {KEYS[0]}"}, 401),
     ],
 )
-def test_anthropics_clients_have_a_header_of_their_own(locked: RunningGateway, headers: Any, status: int) -> None:
+def test_anthropics_and_azures_clients_have_headers_of_their_own(
+    locked: RunningGateway, headers: Any, status: int
+) -> None:
     assert locked.post(PATH, BODY, **headers).status == status
 
 
@@ -209,6 +213,49 @@ def test_pages_of_other_sites_need_the_key_in_a_header(gateway: RunningGateway, 
         assert status == 200 or reply.error["code"] == "origin_not_allowed"
     assert locked.post(PATH, BODY, authorization=basic(KEYS[0]), origin="https://evil.example").status == 403
     assert locked.post(PATH, BODY, authorization=f"Bearer {KEYS[0]}", origin="https://app.example").status == 200
+
+
+ORIGIN = "https://app.example"
+ASKS = {"access_control_request_method": "POST", "access_control_request_headers": "authorization, content-type"}
+
+
+@pytest.mark.parametrize("keys", [(), KEYS[:1]])
+def test_page_of_a_listed_origin_may_send_requests(
+    config: Config, triton: TritonStandIn, keys: tuple[str, ...]
+) -> None:
+    digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+    sent = {"origin": ORIGIN} | ({"authorization": f"Bearer {keys[0]}"} if keys else {})
+    with running_gateway(replace(config, keys=digests, origins=frozenset({ORIGIN.encode()}))) as gateway:
+        asked = gateway.request("OPTIONS", PATH, headers={"origin": ORIGIN, **ASKS})
+        allowed = {name: value for name, value in asked.headers.items() if name.startswith("access-control-allow")}
+        assert (asked.status, allowed) == (
+            204,
+            {
+                "access-control-allow-origin": ORIGIN,
+                "access-control-allow-methods": "GET, POST",
+                "access-control-allow-headers": "authorization, content-type",
+            },
+        )
+        for body, status in ((BODY, 200), ({}, 400)):
+            reply = gateway.post(PATH, body, **sent)
+            assert (reply.status, reply.headers["access-control-allow-origin"]) == (status, ORIGIN)
+            assert "x-request-id" in reply.headers["access-control-expose-headers"]
+        if keys:
+            refused = gateway.post(PATH, BODY, origin=ORIGIN)
+            assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
+        # Another site is refused as without the setting.
+        for reply in (
+            gateway.request("OPTIONS", PATH, headers={"origin": "https://evil.example", **ASKS}),
+            gateway.post(PATH, BODY, **sent | {"origin": f"{ORIGIN}.evil.example", "authorization": ""}),
+        ):
+            assert reply.status in (401, 403, 405)
+            assert not any(name.startswith("access-control") for name in reply.headers)
+
+
+def test_page_of_a_listed_origin_can_read_a_refusal(config: Config, triton: TritonStandIn, held: Model) -> None:
+    with running_gateway(replace(config, origins=frozenset({ORIGIN.encode()}))) as gateway, full(gateway, triton):
+        reply = gateway.post(PATH, BODY, origin=ORIGIN)
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (429, ORIGIN)
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------

@@ -204,6 +204,48 @@ def test_errors_have_the_form_of_the_api(gateway: RunningGateway) -> None:
     assert gateway.post("/rerank", wrong | {"query": "a", "documents": ["b"]}).error["param"] == "colour"
 
 
+CLIENTS = {
+    "cohere": {"x_fern_sdk_name": "cohere"},
+    "anthropic": {"anthropic_version": "2023-06-01"},
+    "hugging_face": {"user_agent": "unknown/None; hf_hub/2.4.0; python/3.12"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "keys"),
+    [
+        ("/v2/nothing", None, {"message"}),
+        ("/v1/nothing", "cohere", {"message"}),
+        ("/v1/messages/batches", None, {"type", "error"}),
+        ("/v1/nothing", "anthropic", {"type", "error"}),
+        ("/models/embedding/nothing", None, {"error", "error_type"}),
+        ("/nothing", "hugging_face", {"error", "error_type"}),
+        ("/v1/nothing", None, {"error"}),
+        ("/v1/models/nobody", "cohere", {"message"}),
+        ("/v1/models/nobody", "anthropic", {"type", "error"}),
+    ],
+)
+def test_unknown_path_has_the_form_of_the_clients_api(gateway: RunningGateway, path, client, keys) -> None:
+    reply = gateway.get(path, **CLIENTS.get(client, {}))
+    assert (reply.status, reply.json.keys()) == (404, keys)
+
+
+def test_models_are_listed_in_the_form_of_the_client(gateway: RunningGateway) -> None:
+    listed = gateway.get("/v1/models", **CLIENTS["anthropic"]).json
+    assert (listed["has_more"], listed["first_id"], len(listed["data"])) == (False, "embedding", 8)
+    first = gateway.get("/v1/models/embedding", **CLIENTS["anthropic"]).json
+    assert first == listed["data"][0]
+    assert first.pop("created_at").endswith("Z")
+    assert first == {"type": "model", "id": "embedding", "display_name": "embedding", "lifecycle": "active"}
+    models = gateway.get("/v1/models", **CLIENTS["cohere"]).json["models"]
+    assert models[:2] == [
+        {"name": "embedding", "endpoints": ["embed"]},
+        {"name": "reranker", "endpoints": ["rerank"]},
+    ]
+    (chat, _) = gateway.get("/v1/models?endpoint=chat", **CLIENTS["cohere"]).json["models"]
+    assert chat == gateway.get("/v1/models/counter", **CLIENTS["cohere"]).json
+
+
 # --- vLLM -------------------------------------------------------------------------------------------------------------
 
 

@@ -648,6 +648,14 @@ def test_wrong_request_is_refused_by_param(gateway, received, path, fields, para
     assert not received
 
 
+def test_tool_runner_of_anthropics_sdk_learns_to_send_the_whole_conversation(gateway, received) -> None:
+    reply = gateway.post(MESSAGES, body(MESSAGES, thread={"type": "new"}))
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert (reply.status, reply.json["error"]["details"]) == (400, details)
+    assert not received
+    ask(gateway, MESSAGES, thread=None)
+
+
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 def test_name_that_looks_like_a_field_is_refused(gateway, path) -> None:
     reply = gateway.post(path, body(path, model="messages[9]"))

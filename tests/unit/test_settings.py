@@ -147,6 +147,15 @@ def test_wrong_api_key_is_refused_without_showing_any(dotenv, wrong):
     assert not any(key in str(refusal.value) for key in wrong.split())
 
 
+def test_origins_are_as_browsers_write_them(dotenv):
+    dotenv.write_text("GATEWAY_ORIGINS='https://App.example http://localhost:3000'\n")
+    assert Settings.load().gateway_origins == (b"https://app.example", b"http://localhost:3000")
+    for wrong in ("*", "app.example", "https://app.example/", "null"):
+        dotenv.write_text(f"GATEWAY_ORIGINS='{wrong}'\n")
+        with pytest.raises(UserError, match=r"^GATEWAY_ORIGINS=.*: each must be like https://app\.example"):
+            Settings.load()
+
+
 @pytest.mark.parametrize("name", ["BIND_ADDRESS", "GATEWAY_BIND"])
 def test_gateway_that_other_machines_reach_requires_keys(dotenv, name):
     dotenv.write_text(f"{name}=0.0.0.0\n")
