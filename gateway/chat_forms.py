@@ -57,11 +57,9 @@ class Conversation:
         self.messages[-1].setdefault("tool_calls", []).append(call)
 
     async def request(self, gateway: Gateway, fields: Mapping[str, Any]) -> GenerationRequest:
-        """Return the request of the chat with these fields. A model that reasons streams, which counts the tokens."""
+        """Return the request of the chat with these fields."""
         given = {name: value for name, value in fields.items() if value is not None}
-        request = await chat_request(gateway, bodies.convert(given | {"messages": self.messages}, ChatBody))
-        request.streams |= request.system.streams and bool(request.system.parameter("reasoning"))
-        return request
+        return await chat_request(gateway, bodies.convert(given | {"messages": self.messages}, ChatBody))
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -125,7 +123,6 @@ class BlockForm(ABC):
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.counts = TokenCounts(1)
-        self.reasoning_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None  # the stop string that ended the text
 
@@ -167,8 +164,6 @@ class BlockForm(ABC):
     def _note(self, chunk: Chunk) -> None:
         self.counts.add(chunk)
         self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
-        if chunk.deltas and all(delta.reasoning for delta in chunk.deltas):
-            self.reasoning_tokens += chunk.new_tokens or 0
 
     def _steps(self, chunk: Chunk) -> Iterator[Step]:
         """Yield the steps that a piece of the answer makes. Its logprobs go with its first text."""

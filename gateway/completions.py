@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -267,7 +269,7 @@ async def chat_request(gateway: Gateway, body: ChatBody) -> GenerationRequest:
     options["chat_template_kwargs"] = body.template_kwargs(system)
     tools = ToolUse(system, body.tools, body.tool_choice, body.parallel_tool_calls, options["chat_template_kwargs"])
     options |= tools.options(options["structured_outputs"])
-    return body.request(
+    request = body.request(
         system,
         options,
         source="messages",
@@ -275,6 +277,9 @@ async def chat_request(gateway: Gateway, body: ChatBody) -> GenerationRequest:
         images=images_of(body.messages),
         new_parser=tools.parser,
     )
+    # A model that reasons streams, which counts the tokens.
+    request.streams |= system.streams and bool(system.parameter("reasoning"))
+    return request
 
 
 def conversation(messages: Sequence[Message], tools: ToolUse) -> str:
@@ -340,7 +345,8 @@ class Form:
         counts = TokenCounts(self.n)
         for chunk in choices:
             counts.add(chunk)
-        return self.head | {"choices": [self.choice(chunk) for chunk in choices], "usage": usage(counts)}
+        groups = itertools.groupby(choices, lambda chunk: chunk.choice)
+        return self.head | {"choices": [self.choice(joined([*pieces])) for _, pieces in groups], "usage": usage(counts)}
 
     async def events(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[bytes, None]:
         """Yield the events of choices that are generated side by side. Each choice ends with the reason."""
@@ -371,6 +377,18 @@ class Form:
     def event_fields(self, chunk: Chunk) -> dict[str, Any]:
         """Return the fields of a chunk's events that OpenAI's API lacks."""
         return {}
+
+
+def joined(pieces: Sequence[Chunk]) -> Chunk:
+    """Return the pieces of a choice as one."""
+    deltas: list[Delta] = []
+    for delta in (delta for piece in pieces for delta in piece.deltas):
+        if (call := delta.call) and not call.name and (last := deltas[-1].call):
+            deltas[-1] = Delta(call=replace(last, arguments=last.arguments + call.arguments))
+        else:
+            deltas.append(delta)
+    logprobs = [token for piece in pieces for token in piece.logprobs or ()]
+    return pieces[-1]._replace(deltas=deltas, logprobs=logprobs or None)
 
 
 class CompletionsForm(Form):
@@ -475,4 +493,7 @@ def usage(counts: TokenCounts) -> dict[str, Any] | None:
     if prompt is None or completion is None:
         return None
     tokens = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return tokens | ({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}})
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+    if counts.reasoning_tokens:
+        details["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning_tokens}
+    return tokens | details

@@ -477,7 +477,7 @@ async def generate(request: Request, system: System, body: HubBody) -> Response:
         chat = await completions.chat_request(gateway, ChatBody(model=model, messages=[message], stream=body.stream))
         if seen.question:
             options["logprobs"] = 0  # the score is the product of the probabilities
-        generation = dataclasses.replace(chat, options=chat.system.sampling | options)
+        generation = dataclasses.replace(chat, options=chat.system.sampling | options, streams=body.stream)
     elif isinstance(inputs, str):
         check_rows(gateway, [inputs], "inputs", is_list=False)
         found = await find(gateway.served, model, "text_input", body.stream)

@@ -145,9 +145,15 @@ def chat_fields(body: ResponsesBody) -> dict[str, Any]:
         fields["response_format"] = nested(body.text.format, "json_schema")
     if LOGPROBS in body.include or body.top_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    choice = nested(body.tool_choice, "function") if isinstance(body.tool_choice, dict) else body.tool_choice
-    fields |= {"tool_choice": choice, "parallel_tool_calls": body.parallel_tool_calls}
+    fields |= {"tool_choice": chat_choice(body.tool_choice), "parallel_tool_calls": body.parallel_tool_calls}
     return fields | {"tools": [nested(tool, "function") for tool in body.tools]}
+
+
+def chat_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return nested(choice, "function") if isinstance(choice, dict) else choice
+    tools = [nested(tool, "function") for tool in choice.get("tools", ())]
+    return nested(choice | {"tools": tools}, "allowed_tools")
 
 
 def nested(value: dict[str, Any], name: str) -> dict[str, Any]:
@@ -199,7 +205,7 @@ class ResponseForm(BlockForm):
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached or 0, "cache_write_tokens": 0},
             "output_tokens": new,
-            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.counts.reasoning_tokens},
             "total_tokens": prompt + new,
         }
 

@@ -120,9 +120,12 @@ class TokenCounts:
         self.prompt_tokens: int | None = 0
         self.new_tokens: int | None = 0
         self.cached_tokens: int | None = 0
+        self.reasoning_tokens = 0  # of a model that streams
 
     def add(self, chunk: Chunk) -> None:
         self.new_tokens = _sum(self.new_tokens, chunk.new_tokens)
+        if chunk.deltas and all(delta.reasoning for delta in chunk.deltas):
+            self.reasoning_tokens += chunk.new_tokens or 0
         if (prompt := chunk.choice // self._n) not in self._prompts:
             self._prompts.add(prompt)
             self.prompt_tokens = _sum(self.prompt_tokens, chunk.prompt_tokens)

@@ -39,12 +39,20 @@ class FunctionName(msgspec.Struct):
     name: str
 
 
-class NamedTool(msgspec.Struct):
-    type: Literal["function"]
+class NamedTool(msgspec.Struct, tag_field="type", tag="function"):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class Allowed(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Meta(min_length=1)]
+
+
+class AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: Allowed
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 class CalledFunction(msgspec.Struct):
@@ -77,6 +85,12 @@ class ToolUse:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """Check the fields. Raise ApiError for a wrong one, and for tools that the model cannot use."""
+        check_choice(tools or [], choice)
+        check_schemas(tools or [])
+        if isinstance(choice, AllowedTools):  # the model sees no others
+            names = [tool.function.name for tool in choice.allowed_tools.tools]
+            tools = [tool for tool in tools or [] if tool.function.name in names]
+            choice = choice.allowed_tools.mode
         self.choice = msgspec.to_builtins(choice or "auto")
         self.tools: list[dict[str, Any]] = []
         self.parallel = parallel is not False
@@ -86,8 +100,6 @@ class ToolUse:
         self.thinks = False not in [(template_kwargs or {}).get(name) for name in THINKING]
         if self.reasoning == "think_opened" and not self.thinks:
             self.reasoning = "think"
-        check_choice(tools or [], choice)
-        check_schemas(tools or [])
         if choice != "none":
             self.tools = msgspec.to_builtins(tools or [])
         if self.tools and not self.family and self.choice == "auto":
@@ -151,8 +163,11 @@ class ToolUse:
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    if isinstance(choice, NamedTool) and choice.function.name not in [tool.function.name for tool in tools]:
-        message = f"'tool_choice' names '{shown(choice.function.name)}', which is not in 'tools'."
+    named = [choice] if isinstance(choice, NamedTool) else []
+    named += choice.allowed_tools.tools if isinstance(choice, AllowedTools) else []
+    known = [tool.function.name for tool in tools]
+    if unknown := [one.function.name for one in named if one.function.name not in known]:
+        message = f"'tool_choice' names '{shown(unknown[0])}', which is not in 'tools'."
         raise ApiError(400, message, "tool_choice")
     if choice == "required" and not tools:
         raise ApiError(400, "'tool_choice' 'required' needs 'tools'.", "tool_choice")

@@ -326,6 +326,11 @@ def test_tools_reach_the_template(gateway, received, path, fields) -> None:
     received.clear()
     ask(gateway, path, model="agent", **fields)
     _, inputs = sent(received)
+    if path == RESPONSES:
+        received.clear()
+        only = {"type": "allowed_tools", "mode": "required", "tools": [NAMED]}
+        ask(gateway, path, model="agent", **fields | {"tool_choice": only})
+        assert sent(received)[1]["tools"] == FUNCTIONS[1:]
     names = ("tools", "structured_outputs", "skip_special_tokens")
     assert [inputs.get(name) for name in names] == [expected.get(name) for name in names]
     assert inputs["tools"] == FUNCTIONS

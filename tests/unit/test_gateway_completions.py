@@ -95,6 +95,7 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         ),
         caller("caller", streams=False),
         caller("caller_stream", streams=True),
+        caller("streaming_caller", streams=True),
         generator("greedy", {name: GENERATION_INPUTS[name] for name in ("text_input", "max_new_tokens")}),
         generator("streamer", {"text_input": GENERATION_INPUTS["text_input"]}, streams=True),
         failing("broken_stream", grpc.StatusCode.INTERNAL, "RuntimeError: a secret of the server", after=2),
@@ -430,11 +431,15 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "add"}}])
 def test_call_of_a_tool_has_openais_form(gateway, received, choice) -> None:
     asked = {"model": "caller", "messages": USER, "tools": [TOOL], "tool_choice": choice}
+    answered = answer(gateway, CHAT, **asked | {"model": "streaming_caller"})
+    assert answered["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
+    (streamed,) = answered["choices"]
     (whole,) = answer(gateway, CHAT, **asked)["choices"]
     (call,) = whole["message"].pop("tool_calls")
     assert whole["message"] == {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "hm"}
     assert whole["finish_reason"] == "tool_calls"
-    assert call.pop("id")
+    assert call.pop("id") and streamed["message"].pop("tool_calls")[0].pop("id")
+    assert streamed == whole
     assert call == {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
     deltas = [event["choices"][0] for event in stream(gateway, CHAT, **asked)[:-1]]

@@ -40,6 +40,7 @@ EMPTY_OR_TAG = {
         {"type": "or", "elements": [{"type": "const_string", "value": ""}, TAG]},
     ],
 }
+PYDANTIC_DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 # A value of `structured_outputs`, and the pattern of the texts that it allows.
 FORMS = [
     ({"choice": ["yes", "no", "not yet"]}, "yes|no|not yet"),
@@ -49,6 +50,7 @@ FORMS = [
     ({"grammar": 'root ::= "x" [0-9] end\nend ::= "." | "!"'}, r"x\d[.!]"),
     ({"json": closed({"a": {"enum": [1, 2]}})}, r'\{"a":[12]\}'),
     ({"json": '{"const": null}'}, "null"),
+    ({"json": {"type": "string", "pattern": PYDANTIC_DECIMAL}}, r'"[+-]?(\d+\.?\d*|\.\d+)"'),
     ({"structural_tag": {"type": "structural_tag", "format": TAGS}}, "<t>[12]</t>"),
     ({"structural_tag": {"type": "structural_tag", "format": EMPTY_OR_TAG}}, "x(<t>[12]</t>)?"),
 ]

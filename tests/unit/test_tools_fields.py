@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from gateway.api_error import ApiError
 from gateway.served_systems import System
 from gateway.tool_calls import FAMILIES
-from gateway.tools_fields import NamedTool, Tool, ToolUse
+from gateway.tools_fields import AllowedTools, NamedTool, Tool, ToolUse
 from triton_transformers.settings import TOOL_PARSERS
 
 TOOLS = [
@@ -44,10 +44,16 @@ def named(name):
     return msgspec.convert({"type": "function", "function": {"name": name}}, NamedTool)
 
 
+def allowed(name, mode="auto"):
+    tools = [{"type": "function", "function": {"name": name}}]
+    return msgspec.convert({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}, AllowedTools)
+
+
 @pytest.mark.parametrize(
     ("options", "param", "words"),
     [
         ({"choice": named("then")}, "tool_choice", "'then', which is not in 'tools'"),
+        ({"choice": allowed("then")}, "tool_choice", "'then', which is not in 'tools'"),
         ({"choice": "required", "tools": []}, "tool_choice", "needs 'tools'"),
         ({"tools": with_parameters({"type": "objekt"})}, "tools", "of the type 'object', not \"objekt"),
         ({"tools": with_parameters({"type": ["string", "null"], "a": []})}, "tools", "the tool 'now' must be"),
@@ -90,6 +96,8 @@ def test_options_of_the_model():
     assert use(served=system("llama3")).options() == {"tools": TOOLS, "skip_special_tokens": False}
     assert use(tools=[], served=system("llama3")).options() == {}
     assert use("required").options().keys() == {"tools", "structured_outputs"}
+    assert use(allowed("now")).options() == {"tools": TOOLS[1:]}
+    assert use(allowed("now", "required")).options() == use("required", tools=TOOLS[1:]).options()
     assert use(served=system(""), choice=named("now")).options().keys() == {"structured_outputs"}
 
 

@@ -60,6 +60,8 @@ FORMATS = {
     "uri": rf"https?://{HOST}(:[1-9]\d{{0,3}})?(/[a-zA-Z0-9._~-]*)*(\?[a-zA-Z0-9=&_-]+)?",
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
+# Patterns that need a lookahead, and the same without one: pydantic's for a Decimal.
+SAME_PATTERNS = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"[+-]?(\d+(\.\d*)?|\.\d+)"}
 # The keywords that the grammar enforces, by type.
 ENFORCED: dict[str, set[str]] = {
     "object": {
@@ -283,7 +285,7 @@ class Converter:
         if "format" in schema and schema["format"] not in FORMATS:
             raise BadRequest(f"format '{schema['format']}' cannot be enforced; these can: {', '.join(FORMATS)}")
         if pattern := schema.get("pattern") or FORMATS.get(schema.get("format", "")):
-            return f'"\\"" {self.regex(pattern, in_json=True)} "\\""'
+            return f'"\\"" {self.regex(SAME_PATTERNS.get(pattern, pattern), in_json=True)} "\\""'
         return f'"\\"" character{times(low, high)} "\\""' if has_limits else "string"
 
     def regex(self, pattern: str, in_json: bool = False) -> str:
