@@ -31,7 +31,7 @@ KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 # The values that ask for nothing, and the fields that have them: fields that some endpoints do not support.
 NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     ((), "audio background_options container conversation dimensions inference_geo max_chunks_per_doc"),
-    ((), "moderation prediction previous_response_id prompt stream_options web_search_options"),
+    ((), "moderation prediction previous_response_id prompt prompt_logprobs stream_options web_search_options"),
     ((), "chunking_strategy include[] instructions known_speaker_names[] known_speaker_references[]"),
     ((False,), "background continue_final_message echo include_stop_str_in_output logprobs raw_scores"),
     ((False,), "return_token_ids return_token_strs store stream use_beam_search"),

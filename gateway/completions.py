@@ -217,7 +217,7 @@ class ChatBody(GenerationBody, kw_only=True):
         return options
 
     def template_kwargs(self, system: System) -> dict[str, Any] | None:
-        """Return the variables of the chat template. `thinking` and `reasoning` change nothing if no model reasons."""
+        """Return the variables of the chat template. `thinking` and `reasoning` are for models that reason."""
         kwargs: dict[str, Any] = {}
         effort = self.reasoning_effort
         if system.parameter("reasoning"):

@@ -679,6 +679,10 @@ WRONG = {
     "stop_token_ids": [1] * 300,
     "chat_template_kwargs": {"a": 1},
     "guided_json": {},
+    "prompt_logprobs": 1,
+    "typical_p": 0.95,
+    "bad_words": ["a"],
+    "return_token_ids": True,
 }
 
 

@@ -155,6 +155,21 @@ def test_systems_without_another_route_are_listed_and_named_by_their_address(gat
     assert error["message"].endswith("It answers /models/summarization.")
 
 
+# What LangChain's HuggingFaceEndpoint sends, but for typical_p, which is 0.95 by default.
+LANGCHAIN = {
+    "max_new_tokens": 2, "top_k": 10, "top_p": 0.95, "temperature": 0.8, "repetition_penalty": None, "truncate": None,
+    "return_full_text": False, "stop": [], "seed": None, "do_sample": False, "watermark": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("typical_p", [None, 1.0])
+def test_generator_takes_the_parameters_of_langchain(gateway: RunningGateway, triton: TritonStandIn, typical_p) -> None:
+    (answer,) = send(gateway, "counter", {"inputs": "a", "parameters": LANGCHAIN | {"typical_p": typical_p}}).json
+    assert answer == {"generated_text": " ein zwei"}
+    (options,) = columns(triton)["sampling_parameters"]
+    assert json.loads(options) == {"top_k": 10}
+
+
 REFUSED = [
     ("summarization", b"{", 400, "The body is not valid JSON"),
     ("summarization", {"parameters": {}}, 400, "Missing required parameter: 'inputs'"),
@@ -169,6 +184,7 @@ REFUSED = [
     ("pets", {"inputs": ENCODED, "parameters": {"top_k": "x"}}, 400, "top_k"),
     ("answers", {"inputs": {}, "parameters": {"doc_stride": 9}}, 400, "'doc_stride'"),
     ("counter", {"inputs": ["a"]}, 400, "'inputs' must be a text"),
+    ("counter", {"inputs": "a", "parameters": {"typical_p": 0.95}}, 400, "'typical_p' is not supported here"),
     ("pets", {"inputs": "a text"}, 400, "'inputs' is not valid base64"),
     ("names", {"inputs": "a", "parameters": {"aggregation_strategy": "max"}}, 400, "'aggregation_strategy'"),
     ("answers", {"inputs": {"question": "a"}}, 400, "'inputs.context' must be a text"),
