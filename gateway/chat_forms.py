@@ -23,7 +23,7 @@ Kind = Literal["reasoning", "text", "call"]
 # How errors about a chat name a message, and a part of its content.
 MESSAGE = re.compile(r"\bmessages\[\d+\](\.content\[\d+\])?")
 # The objects that only chats have around some fields.
-NESTED = re.compile(r"\.(function|json_schema)\b")
+NESTED = re.compile(r"\.(allowed_tools|function|json_schema)\b")
 
 
 class Conversation:

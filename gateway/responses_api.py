@@ -152,7 +152,9 @@ def chat_fields(body: ResponsesBody) -> dict[str, Any]:
 def chat_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return nested(choice, "function") if isinstance(choice, dict) else choice
-    tools = [nested(tool, "function") for tool in choice.get("tools", ())]
+    tools = choice.get("tools")
+    if isinstance(tools, list):
+        tools = [nested(tool, "function") if isinstance(tool, dict) else tool for tool in tools]
     return nested(choice | {"tools": tools}, "allowed_tools")
 
 
