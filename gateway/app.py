@@ -21,6 +21,7 @@ from starlette.routing import Route
 from gateway import (
     audio_api,
     cohere_api,
+    cohere_chat,
     front_page,
     hugging_face_api,
     messages_api,
@@ -151,6 +152,8 @@ ROUTES = [
     *api("/pooling", vllm_api.pooling, "embedding multi classify"),
     *api("/tokenize", vllm_api.tokenize, "tokens"),
     *api("/detokenize", vllm_api.detokenize, "tokens"),
+    *api("/v2/chat", cohere_chat.chat_v2, "chat", cohere_form),
+    *api("/v1/chat", cohere_chat.chat_v1, "chat", cohere_form),
     *api("/v2/embed", cohere_api.embed_v2, "embedding", cohere_form),
     *api("/v1/embed", cohere_api.embed_v1, "embedding", cohere_form),
     *api("/v2/rerank", cohere_api.rerank, "rerank", cohere_form),

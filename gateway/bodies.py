@@ -26,6 +26,8 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 # Fields that change nothing in the answer.
 IGNORED = {"cache_control", "client_metadata", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options"}
 IGNORED |= {"prompt_cache_retention", "safety_identifier", "user", "user_profile_id"}
+# Cohere's: how to cite documents, which are refused, and what its own models avoid.
+IGNORED |= {"citation_options", "citation_quality", "safety_mode", "strict_tools"}
 # Claude Code sends this with Anthropic's API.
 KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 # The values that ask for nothing, and the fields that have them: fields that some endpoints do not support.
@@ -33,14 +35,17 @@ NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     ((), "audio background_options container conversation dimensions inference_geo max_chunks_per_doc"),
     ((), "moderation prediction previous_response_id prompt prompt_logprobs stream_options web_search_options"),
     ((), "chunking_strategy include[] instructions known_speaker_names[] known_speaker_references[]"),
-    ((False,), "background continue_final_message echo include_stop_str_in_output logprobs raw_scores"),
-    ((False,), "return_token_ids return_token_strs store stream use_beam_search"),
+    (
+        (False,),
+        "background continue_final_message echo force_single_step include_stop_str_in_output logprobs raw_scores",
+    ),
+    ((False,), "raw_prompting return_token_ids return_token_strs search_queries_only store stream use_beam_search"),
     ((True,), "add_generation_prompt include_reasoning spaces_between_special_tokens"),
     ((KEEP_THINKING,), "context_management"),
     ((True, False), "parallel_tool_calls"),
     ((0,), "frequency_penalty presence_penalty priority top_logprobs"),
     ((1,), "best_of length_penalty n typical_p"),
-    (([],), "bad_words functions mcp_servers tools"),
+    (([],), "bad_words connectors documents functions mcp_servers tools"),
     (({},), "logit_bias parameters"),
     (("",), "suffix"),
     (("float",), "encoding_format"),
@@ -52,6 +57,7 @@ NEUTRAL_FIELDS: Sequence[tuple[Sequence[Any], str]] = (
     (("none", "auto"), "function_call tool_choice"),
     (("auto", "default", "standard_only"), "service_tier"),
     (("disabled", True), "truncation"),
+    (("OFF",), "prompt_truncation"),
     (("standard",), "speed"),
     (("low", "medium", "high"), "verbosity"),
     # Texts that are too long are always cut at their end.

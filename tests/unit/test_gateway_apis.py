@@ -54,6 +54,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/models/{model}/tokenize": {"inputs": "a"},
     "/decode": {"model": "embedding", "ids": ids_of("a")},
     "/detokenize": {"model": "embedding", "tokens": ids_of("a")},
+    "/v2/chat": {"model": "counter", "messages": MESSAGES},
+    "/v1/chat": {"model": "counter", "message": "a"},
     "/v2/embed": {"model": "embedding", "texts": ["a"]},
     "/v1/embed": {"model": "embedding", "texts": ["a"]},
     "/v2/rerank": {"model": "reranker", "query": "red", "documents": DOCUMENTS},

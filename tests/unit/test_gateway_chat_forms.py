@@ -1,4 +1,4 @@
-"""POST /v1/responses and /v1/messages, with a stand-in for Triton."""
+"""POST /v1/responses, /v1/messages and Cohere's chats, with a stand-in for Triton."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.triton_stand_in import GENERATION_INPUTS, Failure, Model, TritonStandIn, generator
 
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+COHERE, COHERE_V1 = "/v2/chat", "/v1/chat"
 INPUTS = GENERATION_INPUTS | {"sampling_parameters": ("STRING", [1])}
 WORDS = [" ein", " zwei", " drei"]
 CALLS = [
@@ -708,3 +709,114 @@ def test_body_that_can_just_be_read_fails_with_its_own_fault(gateway, received, 
         data = b'{"model": "agent", "stream": %b, %b, "tools": [%b]}' % (streams.encode(), text, tools)
         statuses.add(gateway.post(path, data).status)
     assert statuses == {200, 400}
+
+
+# --- Cohere -----------------------------------------------------------------------------------------------------------
+
+DOCUMENT_PART = {"type": "document", "document": {"data": {"sky": "clear"}}}
+THOUGHT = {"type": "thinking", "thinking": "Hm."}
+CALL = {"name": "weather", "parameters": {"city": "Oslo"}}
+V1_TOOLS = [
+    {"name": "weather", "parameter_definitions": {"city": {"type": "str", "description": "A city", "required": True}}}
+]
+OPTIONS = {"k": 5, "p": 0.25, "temperature": 0.5, "stop_sequences": ["x"], "max_tokens": 2, "safety_mode": "STRICT"}
+OPTIONS |= {"response_format": {"type": "json_object", "schema": SCHEMA}, "documents": []}
+
+
+@pytest.mark.parametrize(("path", "asked"), [(COHERE, {"messages": [USER]}), (COHERE_V1, {"message": "a"})])
+def test_options_of_cohere_reach_the_model(gateway, received, path, asked) -> None:
+    assert gateway.post(path, {"model": "plain"} | asked | OPTIONS).status == 200
+    options = {"top_k": 5, "stop": ["x"], "max_new_tokens": [2], "structured_outputs": {"json": SCHEMA}}
+    assert sent(received) == ([USER], REACHES | options | {"exclude_input_in_output": [True]})
+
+
+def test_cohere_v2_chats_with_tools(gateway, received) -> None:
+    asked = {"model": "agent", "tools": FUNCTIONS}
+    whole = gateway.post(COHERE, asked | {"messages": [USER]}).json
+    first, second = whole["message"]["tool_calls"]
+    assert whole["message"]["content"] == [{"type": "thinking", "thinking": "Let me see."}, text("text", "I ask.")]
+    assert first == called(first["id"], "weather", '{"city": "Oslo"}') and second["function"]["name"] == "time"
+    counts = {"input_tokens": 1, "output_tokens": len(CALLS)}
+    assert (whole["finish_reason"], whole["usage"]) == ("TOOL_CALL", {"billed_units": counts, "tokens": counts})
+
+    received.clear()
+    result = {"role": "tool", "tool_call_id": first["id"], "content": [DOCUMENT_PART]}
+    plan = {"role": "assistant", "tool_plan": "I ask.", "tool_calls": [first]}
+    thought = {"role": "assistant", "content": [THOUGHT, text("text", "Clear.")], "citations": None}
+    assert gateway.post(COHERE, asked | {"messages": [USER, plan, result, thought, USER]}).status == 200
+    _, asking, answered, said, _ = sent(received)[0]
+    assert (asking["content"], answered["content"]) == ("I ask.", '{"sky": "clear"}')
+    assert (said["content"], said["reasoning_content"]) == ("Clear.", "Hm.")
+
+
+def test_cohere_v2_streams_what_it_answers(gateway) -> None:
+    start, *steps, end = events(gateway, COHERE, model="agent", tools=FUNCTIONS)
+    assert (start["type"], end["type"], end["delta"]["finish_reason"]) == ("message-start", "message-end", "TOOL_CALL")
+    parts = [(step["type"], step["index"]) for step in steps if not step["type"].endswith("delta")]
+    assert parts == [
+        *((f"content-{name}", index) for index in (0, 1) for name in ("start", "end")),
+        *((f"tool-call-{name}", index) for index in (0, 1) for name in ("start", "end")),
+    ]
+    deltas = [step["delta"]["message"] for step in steps if step["type"].endswith("delta")]
+    assert "".join(one["content"].get("thinking", "") for one in deltas if "content" in one) == "Let me see."
+    calls = [one["tool_calls"]["function"]["arguments"] for one in deltas if "tool_calls" in one]
+    assert "".join(calls) == '{"city": "Oslo"}{}'
+
+
+def test_cohere_v1_chats_and_streams_with_tools(gateway, received) -> None:
+    asked = {"model": "agent", "message": "a", "preamble": "Be brief.", "tools": V1_TOOLS}
+    whole = gateway.post(COHERE_V1, asked).json
+    assert (whole["text"], whole["finish_reason"]) == ("I ask.", "COMPLETE")
+    assert whole["tool_calls"] == [CALL, {"name": "time", "parameters": {}}]
+    assert [turn["role"] for turn in whole["chat_history"]] == ["USER", "CHATBOT"]
+    messages, options = sent(received)
+    assert messages == [{"role": "system", "content": "Be brief."}, USER]
+    parameters = options["tools"][0]["function"]["parameters"]
+    assert parameters["properties"]["city"] == {"type": "string", "description": "A city"}
+
+    reply = gateway.post(COHERE_V1, asked | {"stream": True})
+    lines = [json.loads(line) for line in reply.body.splitlines()]
+    kinds = ["stream-start", "text-generation", "tool-calls-generation", "stream-end"]
+    assert [line["event_type"] for line in lines] == kinds
+    assert reply.headers["content-type"] == "application/stream+json"
+    ids = {"response_id": "", "generation_id": ""}
+    assert lines[-1]["response"] | ids == whole | ids
+
+
+@pytest.mark.parametrize("is_in_history", [True, False])
+def test_result_of_a_tool_of_cohere_v1_has_its_call(gateway, received, is_in_history) -> None:
+    history = [{"role": "USER", "message": "a"}, {"role": "CHATBOT", "message": "", "tool_calls": [CALL]}]
+    asked = {"message": "", "chat_history": history} if is_in_history else {"message": "a"}
+    asked |= {"model": "agent", "tools": V1_TOOLS, "tool_results": [{"call": CALL, "outputs": [{"sky": "clear"}]}]}
+    assert gateway.post(COHERE_V1, asked).status == 200
+    user, calling, result = sent(received)[0]
+    (call,) = calling["tool_calls"]
+    assert (user, call["function"]) == (USER, {"name": "weather", "arguments": {"city": "Oslo"}})
+    assert (result["tool_call_id"], result["content"]) == (call["id"], '[{"sky": "clear"}]')
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COHERE, {"k": -5}, "k"),
+        (COHERE, {"stop_sequences": ["x"] * 17}, "stop_sequences"),
+        (COHERE, {"documents": ["a"]}, "documents"),
+        (COHERE, {"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type"),
+        (COHERE, {"messages": [{"role": "chatbot", "content": "a"}]}, "messages[0].role"),
+        (COHERE_V1, {"message": "a", "connectors": [{"id": "web-search"}]}, "connectors"),
+        (COHERE_V1, {"message": "a", "chat_history": [{"role": "user", "message": "a"}]}, "chat_history[0].role"),
+    ],
+)
+def test_wrong_field_of_cohere_is_named(gateway, received, path, fields, param) -> None:
+    asked = {"model": "plain"} | ({"messages": [USER]} if path == COHERE else {}) | fields
+    reply = gateway.post(path, asked)
+    assert (reply.status, reply.json.keys()) == (400, {"message"})
+    assert f"'{param}'" in reply.json["message"]
+    assert not received
+
+
+def test_error_ends_a_stream_of_cohere(gateway) -> None:
+    *_, last = events(gateway, COHERE, model="broken")
+    assert (last["type"], last["delta"]["finish_reason"]) == ("message-end", "ERROR")
+    reply = gateway.post(COHERE_V1, {"model": "broken", "message": "a", "stream": True})
+    assert json.loads(reply.body.splitlines()[-1])["finish_reason"] == "ERROR"
