@@ -482,8 +482,8 @@ def chat_logprobs(chunk: Chunk) -> dict[str, Any] | None:
 
 
 def chat_token(token: TokenLogprob) -> dict[str, Any]:
-    # Engines return a token as text. A part of a character becomes U+FFFD, whose bytes are not those of the token.
-    encoded = None if "\ufffd" in token.token else list(token.token.encode())
+    # A part of a character becomes U+FFFD, whose bytes are not those of the token.
+    encoded = token.bytes if "\ufffd" in token.token else list(token.token.encode())
     return {"token": token.token, "logprob": token.logprob, "bytes": encoded}
 
 

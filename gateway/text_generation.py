@@ -76,6 +76,7 @@ class TokenLogprob(msgspec.Struct, omit_defaults=True):
     id: int
     token: str
     logprob: float
+    bytes: list[int] | None = None  # of a part of a character
     top: list[TokenLogprob] = []
 
 

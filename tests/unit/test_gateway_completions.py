@@ -401,8 +401,9 @@ def test_logprobs_have_openais_forms(gateway, received, streams) -> None:
     assert sent == [1, 1, 0]
 
 
-def test_part_of_a_character_has_no_bytes() -> None:
+def test_part_of_a_character_has_the_bytes_that_the_engine_knows() -> None:
     assert completions.chat_token(TokenLogprob(7, "\ufffd", -0.5))["bytes"] is None
+    assert completions.chat_token(TokenLogprob(7, "\ufffd", -0.5, [240, 159]))["bytes"] == [240, 159]
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

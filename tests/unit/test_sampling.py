@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tests.support import python_backend
 from tests.support.checkpoints import language
@@ -143,7 +144,11 @@ class Reference:
 
     def entry(self, token: int, logprobs: torch.Tensor) -> dict[str, Any]:
         logprob = pytest.approx(logprobs[token].item(), abs=1e-3)
-        return {"id": token, "token": self.tokenizer.decode([token]), "logprob": logprob}
+        entry = {"id": token, "token": self.tokenizer.decode([token]), "logprob": logprob}
+        if "\ufffd" in entry["token"]:  # a part of a character
+            byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
+            entry["bytes"] = [byte_of[char] for char in self.tokenizer.convert_ids_to_tokens(token)]
+        return entry
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

@@ -49,6 +49,10 @@ class Options:
         return bool(penalties or self.logit_bias or self.min_tokens)
 
 
+# Returns the bytes of a token, None if they are unknown.
+BytesOf = Callable[[int], list[int] | None]
+
+
 class Logprobs(NamedTuple):
     """The logarithm of a token's probability, as the model computed it, and the most probable tokens with theirs."""
 
@@ -94,6 +98,7 @@ class Row(Generic[Owner]):
         end_tokens: Collection[int],
         decode: Callable[[list[int], bool], str],
         logprobs: Logprobs | None = None,
+        bytes_of: BytesOf = lambda token: None,
     ) -> None:
         """Add a new token. `end_tokens` are the model's own; `decode` gets tokens and whether to skip special ones."""
         self.last_token_at = time.monotonic()
@@ -106,7 +111,7 @@ class Row(Generic[Owner]):
         begin, read = len(self.decoded), self.read
         self.decoded += self._new_text(decode, len(self.tokens) - ends)
         if logprobs and own.logprobs is not None and not ends:
-            self.logprobs.append(named(token, logprobs, decode))
+            self.logprobs.append(named(token, logprobs, decode, bytes_of))
         if self.logprobs:
             self.spans += [(begin, len(self.decoded))] * (self.read - read)
         # As in vLLM, the first `min_tokens` cannot end the text with a stop string either.
@@ -140,12 +145,16 @@ class Row(Generic[Owner]):
         return bisect_left(self.spans, len(self.text), key=lambda span: span[0])
 
 
-def named(token: int, logprobs: Logprobs, decode: Callable[[list[int], bool], str]) -> dict[str, Any]:
-    """Return the logprobs of a token as responses have them."""
+def named(
+    token: int, logprobs: Logprobs, decode: Callable[[list[int], bool], str], bytes_of: BytesOf
+) -> dict[str, Any]:
+    """Return the logprobs of a token as responses have them: of a part of a character with its bytes."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         # JSON has no infinity and no NaN; this is the minimum in OpenAI's API.
-        return {"id": token, "token": decode([token], False), "logprob": max(MIN_LOGPROB, logprob)}
+        text = decode([token], False)
+        own = {"id": token, "token": text, "logprob": max(MIN_LOGPROB, logprob)}
+        return own | ({"bytes": bytes_of(token)} if "\ufffd" in text else {})
 
     return entry(token, logprobs.logprob) | {"top": [entry(*pair) for pair in logprobs.top]}
 

@@ -170,7 +170,7 @@ class ContinuousGeneration(TextGeneration):
         try:
             for token, logprobs in itertools.zip_longest(new.tokens, new.logprobs):
                 if not row.done:
-                    row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode, logprobs)
+                    row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode, logprobs, self.tokenizer.bytes_of)
         except Exception as fault:  # the other texts of this step go on
             row.owner.fail(fault)
         if new.finished:

@@ -23,7 +23,7 @@ from shared.lean_transformers import transformers
 from shared.packing import RunCost, cheapest_cut
 from shared.positions import context_of
 from shared.pretrained import rotary_context
-from shared.structure import DEAD_END, vocabulary
+from shared.structure import DEAD_END, token_bytes, vocabulary
 from shared.structure_worker import new_compiler, xgrammar
 from shared.types import BadRequest
 
@@ -89,6 +89,10 @@ class Decoder:
         if not isinstance(backend := getattr(self.tokenizer, "backend_tokenizer", None), Tokenizer):
             raise BadRequest("option 'structured_outputs': this model has no tokenizer.json")
         return vocabulary(backend, self.vocabulary)
+
+    def bytes_of(self, token: int) -> list[int] | None:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return token_bytes(backend, token) if isinstance(backend, Tokenizer) else None
 
     @functools.cached_property
     def compiler(self) -> Any:
@@ -224,7 +228,8 @@ class Progress(transformers.StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
         for i, (row, token) in enumerate(zip(self.rows, input_ids[:, -1].tolist(), strict=True)):
             if not row.done:
-                row.add(token, self.decoder.end_tokens, self.decoder.decode, self.sampling.logprobs(i, token))
+                logprobs = self.sampling.logprobs(i, token)
+                row.add(token, self.decoder.end_tokens, self.decoder.decode, logprobs, self.decoder.bytes_of)
         self.after_token()
         return torch.tensor([row.done for row in self.rows], device=input_ids.device)
 

@@ -93,13 +93,8 @@ def new_worker(tokens: Sequence[bytes], end_tokens: Sequence[int], takes_grammar
 
 def vocabulary(tokenizer: Tokenizer, size: int) -> list[bytes]:
     """Return the bytes of each token. Those of special tokens are empty: no grammar allows these tokens."""
-    decoder = (tokenizer.decoder.__getstate__() if tokenizer.decoder else b"").decode()
     tokens = [b""] * size
-    if '"ByteLevel"' in decoder:
-        decode = byte_level
-    elif "\u2581" in decoder or "\\u2581" in decoder:  # what SentencePiece writes for a space
-        decode = sentence_piece
-    else:
+    if not (decode := byte_decoder(tokenizer)):
         raise BadRequest("option 'structured_outputs': it is not known which bytes the tokens of this tokenizer are")
     for text, id in tokenizer.get_vocab(with_added_tokens=False).items():
         if id < size:
@@ -108,6 +103,21 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> list[bytes]:
         if id < size:
             tokens[id] = b"" if added.special else added.content.encode()
     return tokens
+
+
+def byte_decoder(tokenizer: Tokenizer) -> Callable[[str], bytes] | None:
+    """Return the function that makes bytes of a token, None if the tokenizer's kind is unknown."""
+    decoder = (tokenizer.decoder.__getstate__() if tokenizer.decoder else b"").decode()
+    if '"ByteLevel"' in decoder:
+        return byte_level
+    # What SentencePiece writes for a space.
+    return sentence_piece if "\u2581" in decoder or "\\u2581" in decoder else None
+
+
+def token_bytes(tokenizer: Tokenizer, token: int) -> list[int] | None:
+    """Return the bytes of a token, None if they are unknown."""
+    text, decode = tokenizer.id_to_token(token), byte_decoder(tokenizer)
+    return list(decode(text)) if text and decode else None
 
 
 def byte_level(text: str) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shared.chat_template import ChatTemplate
-from shared.structure import vocabulary
+from shared.structure import token_bytes, vocabulary
 from shared.types import ConfigError
 
 # Written by `make models`, from what transformers derives from the checkpoint's many files.
@@ -41,6 +41,9 @@ class TextTokenizer:
 
     def token_bytes(self) -> list[bytes]:
         return vocabulary(self.tokenizer, self.vocabulary)
+
+    def bytes_of(self, token: int) -> list[int] | None:
+        return token_bytes(self.tokenizer, token)
 
     def encode(self, prompt: str, special_tokens: bool = True) -> list[int]:
         """Return the prompt's tokens, none if it is empty and the model has no token to begin a text with.
