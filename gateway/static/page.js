@@ -142,6 +142,9 @@ function cosine(a, b) {
   return product / (Math.sqrt(squaresOfA * squaresOfB) || 1);
 }
 
+// The turns of the chat in each form.
+const conversations = new WeakMap();
+
 // --- one function for each kind of box: it sends the fields and shows the answer -------------------------------------------
 
 const boxes = {
@@ -184,19 +187,24 @@ const boxes = {
     answer.replaceChildren(...bars(rows), note(tokens(usage), elapsed()));
   },
 
-  async generation({ system, fields, answer, signal, elapsed, milliseconds, streams }) {
+  async generation({ system, fields, form, answer, signal, elapsed, milliseconds, streams }) {
     const chats = fields.mode === "chat";
     const body = { model: system, max_tokens: Number(fields.max_tokens), temperature: Number(fields.temperature) };
     // The server finds the format in the file itself.
     const image = { type: "image_url", image_url: { url: `data:image/jpeg;base64,${fields.image}` } };
     const content = fields.image ? [image, { type: "text", text: fields.prompt }] : fields.prompt;
-    if (chats) body.messages = [{ role: "user", content }];
+    const before = chats ? conversations.get(form) ?? [] : [];
+    const turns = [...before, { role: "user", content, shown: fields.prompt }];
+    const opening = fields.system ? [{ role: "system", content: fields.system }] : [];
+    if (chats) body.messages = [...opening, ...turns].map(({ role, content }) => ({ role, content }));
     else body.prompt = fields.prompt;
     if (streams) Object.assign(body, { stream: true, stream_options: { include_usage: true } });
     const response = await post(chats ? "/v1/chat/completions" : "/v1/completions", body, signal);
     const text = element("p", "text growing");
     if (!chats) text.append(element("span", "faint", fields.prompt));
-    answer.replaceChildren(text);
+    const said = turns.map(({ role, shown }) => element("p", role === "user" ? "asked" : "text", shown));
+    answer.replaceChildren(...(chats ? said : []), text);
+    let whole = "";
     const thoughts = element("span", "faint thoughts");
     let first = 0;
     let reason = "";
@@ -212,10 +220,17 @@ const boxes = {
         if (reasoning && !thoughts.isConnected) text.append(thoughts);
         thoughts.append(reasoning ?? "");
         text.append(added);
+        whole += added;
         reason = choice.finish_reason ?? reason;
       }
     } finally {
       text.classList.remove("growing");
+    }
+    if (chats) {
+      conversations.set(form, [...turns, { role: "assistant", content: whole, shown: whole }]);
+      form.querySelector("[data-new]").hidden = false;
+      form.elements.prompt.value = "";
+      if (form.elements.image) choose(form.elements.image);
     }
     answer.append(
       note(
@@ -456,6 +471,17 @@ function prepare(form) {
   let running = null;
   form.querySelectorAll(".file").forEach(prepareFile);
   stop.addEventListener("click", () => running?.abort());
+  form.querySelector("[data-new]")?.addEventListener("click", ({ target }) => {
+    conversations.delete(form);
+    answer.replaceChildren();
+    target.hidden = true;
+  });
+  form.addEventListener("input", () => answer.querySelector(".error")?.remove());
+  form.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    form.requestSubmit();
+  });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (running) return;
@@ -506,6 +532,35 @@ function addCopyButton(pre) {
   pre.after(button);
 }
 
+// --- many systems ---------------------------------------------------------------------------------------------------------
+
+function prepareIndex(filter) {
+  const articles = Array.from(document.querySelectorAll("article"));
+  const link = (article) => document.querySelector(`.index a[href="#${CSS.escape(article.dataset.system)}"]`);
+  filter.addEventListener("input", () => {
+    for (const article of articles) {
+      const text = article.querySelector(".head").textContent.toLowerCase();
+      article.hidden = link(article).hidden = !text.includes(filter.value.trim().toLowerCase());
+    }
+  });
+  // On a narrow screen only the heads are shown, until one is opened.
+  for (const article of articles) {
+    const fold = element("button", "fold");
+    const open = (isOpen) => {
+      article.classList.toggle("folded", !isOpen);
+      fold.setAttribute("aria-expanded", isOpen);
+      fold.textContent = isOpen ? "Hide" : "Show";
+    };
+    fold.type = "button";
+    fold.setAttribute("aria-label", `Details of ${article.dataset.system}`);
+    fold.addEventListener("click", () => open(article.classList.contains("folded")));
+    link(article).addEventListener("click", () => open(true));
+    open(location.hash === `#${article.dataset.system}`);
+    article.querySelector(".head").append(fold);
+  }
+  filter.hidden = false;
+}
+
 // --- fresh figures --------------------------------------------------------------------------------------------------------
 
 const systems = (page) => Array.from(page.querySelectorAll("[data-system]"), (node) => node.dataset.system).join(" ");
@@ -524,6 +579,7 @@ async function refresh() {
 
 document.querySelectorAll("form[data-box]").forEach(prepare);
 document.querySelectorAll("pre").forEach(addCopyButton);
+document.querySelectorAll("#filter").forEach(prepareIndex);
 document.addEventListener("paste", paste);
 // A gateway that is restarted, or refuses for a moment, answers the next time.
 setInterval(() => refresh().catch(() => {}), REFRESH_MS);

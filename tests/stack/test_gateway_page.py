@@ -383,11 +383,20 @@ def test_stop_button_cancels_the_request(page: Page, triton: TritonStandIn) -> N
 @pytest.mark.slow
 def test_chat_box_sends_messages(page: Page, triton: TritonStandIn) -> None:
     page.press("writer", "[value=chat]")
+    page.form("writer").find_element(By.NAME, "system").send_keys("Be brief.")
     text = page.send("writer", prompt="Hello", max_tokens="2")
-    assert text.strip().startswith("ein zwei\n")
+    assert [line.strip() for line in text.splitlines()[:2]] == ["Hello", "ein zwei"]
     assert "stopped at the maximum number of tokens" in text
-    sent = triton.received[-1].inputs["messages"].texts()[0]
-    assert json.loads(sent) == [{"role": "user", "content": "Hello"}]
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    assert json.loads(triton.received[-1].inputs["messages"].texts()[0]) == turns
+    assert page.form("writer").find_element(By.NAME, "prompt").get_attribute("value") == ""
+    page.form("writer").find_element(By.NAME, "prompt").send_keys("And?", Keys.CONTROL, Keys.ENTER)
+    page.wait(lambda: "And?" in page.text("writer") and not page.answer("writer").get_attribute("aria-busy"))
+    sent = json.loads(triton.received[-1].inputs["messages"].texts()[0])
+    assert sent == [*turns, {"role": "assistant", "content": " ein zwei"}, {"role": "user", "content": "And?"}]
+    page.press("writer", "[data-new]")
+    assert page.text("writer") == ""
+    assert not page.form("writer").find_element(By.CSS_SELECTOR, "[data-new]").is_displayed()
 
 
 @pytest.mark.slow
@@ -400,7 +409,7 @@ def test_chat_box_sends_an_image_and_shows_reasoning(
     monkeypatch.setitem(triton.models, "thinker", model)
     with running_gateway(replace(config, systems=("thinker",))) as running:
         page.browser.get(running.url)
-        assert page.send("thinker", prompt="Which?").splitlines()[:2] == ["By mass.", "Jupiter"]
+        assert page.send("thinker", prompt="Which?").splitlines()[:3] == ["Which?", "By mass.", "Jupiter"]
         assert "images" not in triton.received[-1].inputs
         press_sample(page, "thinker")
         page.send("thinker", prompt="Which?")
@@ -426,6 +435,8 @@ def test_errors_are_shown_with_the_name_of_the_field(page: Page) -> None:
     page.run("document.getElementById('names-input_text').value = 'word '.repeat(7000)")
     assert "larger than 30000 bytes" in page.send("names")
     assert page.send("writer", max_tokens="2", temperature="3").startswith("temperature: ")
+    page.fill("writer", temperature="1")
+    assert page.text("writer") == ""
     assert "failed to load resource" in " ".join(page.log()).lower()
 
 
@@ -451,6 +462,25 @@ def test_page_works_with_keyboard_and_has_labels(page: Page) -> None:
     page.wait(lambda: "password" in page.text("sparse"))
     assert page.answer("sparse").aria_role == "status"
     assert page.answer("sparse").accessible_name == "Answer of sparse"
+
+
+@pytest.mark.slow
+def test_many_systems_are_found_by_an_index(page: Page) -> None:
+    page.browser.find_element(By.ID, "filter").send_keys("WRITER")
+    shown = [node.get_attribute("data-system") for node in page.browser.find_elements(By.CSS_SELECTOR, "article")
+             if node.is_displayed()]  # fmt: skip
+    assert shown == ["writer"]
+    page.browser.find_element(By.ID, "filter").clear()
+    page.run("document.getElementById('filter').dispatchEvent(new Event('input'))")
+    page.browser.set_window_size(500, 900)
+    try:
+        assert not page.form("names").is_displayed()
+        page.browser.find_element(By.CSS_SELECTOR, ".index [href='#names']").click()
+        assert page.form("names").is_displayed()
+        page.browser.find_element(By.CSS_SELECTOR, "[data-system=names] .fold").click()
+        assert not page.form("names").is_displayed()
+    finally:
+        page.browser.set_window_size(1280, 900)
 
 
 @pytest.mark.slow
