@@ -297,6 +297,7 @@ def without_head(folder: Path) -> None:
 INCOMPLETE = [
     ("decision", "", lambda folder: without(folder, "num_hidden_layers"), "'model.layers.10.* is missing in the wei"),
     ("decision", "", lambda folder: without(folder, "hidden_size"), "has other sizes in the weights of"),
+    ("decision", "", lambda folder: (folder / "head.safetensors").touch(), "decides with the head in head.safetensors"),
     ("zero-shot-classification", "", without_head, "'classifier.bias' is missing in the weights of the BertForS"),
     ("text-to-audio", "SpeechT5ForTextToSpeech", lambda folder: shutil.rmtree(folder / "vocoder"), "into its folder"),
 ]  # fmt: skip
@@ -310,6 +311,16 @@ def test_model_with_random_parts_is_refused(task, architecture, damage, reason, 
     settings = {"MODEL_REPOSITORY": str(tmp_path / "models"), "SOURCE": str(tmp_path / "weights")}
     with pytest.raises(UserError, match=reason):
         assemble_all(Settings.load().replace(SYSTEMS="m", TASK=task if small.chosen else "", **settings))
+
+
+def test_decision_is_made_by_the_class_that_the_checkpoint_names(monkeypatch, tmp_path):
+    """Transformers chooses another class for the type, whose default size takes all memory."""
+    weights = replace(find_pipeline("decision"), architecture="Qwen2ForCausalLM").save(tmp_path)
+    monkeypatch.setattr(transformers.JevForDecision, "from_pretrained", lambda *_, **__: pytest.fail("random weights"))
+    pipe = open_pipeline("decision", weights, "cpu", "float32")
+    example = examples_of(pipe, "decision")[0][0]
+    answer = pipe({name: json.loads(data) for name, data in example.items()})
+    assert (type(pipe.model), answer.keys()) == (transformers.Qwen2ForCausalLM, {"refund"})
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from triton_transformers.models.pipeline_answers import PNG, defect
 from triton_transformers.models.pipeline_examples import TRAITS, Traits
 from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE_TASKS
 from triton_transformers.models.silence import quiet
-from triton_transformers.models.tasks import architectures_of, read_config
+from triton_transformers.models.tasks import LIST, architectures_of, read_config
 from triton_transformers.models.unsupported import check_weights
 from triton_transformers.settings import UserError
 
@@ -42,6 +42,7 @@ LANGUAGES = (("eng_Latn", "fra_Latn"), ("en_XX", "fr_XX"), ("en", "fr"), ("eng",
 
 def assemble(job: Job) -> Outcome:
     check_vocoder(job.weights)
+    check_decision_head(job)
     version = job.folder / job.system / "1"
     version.mkdir(parents=True)
     for file in [*check_weights(str(job.weights), job.weights), *other_files(job)]:
@@ -71,6 +72,15 @@ def check_vocoder(weights: Path) -> None:
             f"(SpeechT5HifiGan, FastSpeech2ConformerHifiGan) with save_pretrained into its folder {VOCODER}, and set "
             "SOURCE"
         )
+
+
+def check_decision_head(job: Job) -> None:
+    """Raise if a head beside the weights makes the decisions: the network of config.json would decide without it."""
+    from transformers import JevConfig
+
+    heads = [name for name in JevConfig.extra_files if (job.weights / name).is_file()]
+    if heads and job.task == "decision":
+        raise UserError(f"{job.weights} decides with the head in {heads[0]}, which is not served here ({LIST})")
 
 
 def write(job: Job, batch_size: int, traits: Traits) -> None:

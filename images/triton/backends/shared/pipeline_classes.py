@@ -38,13 +38,28 @@ def open_pipeline(task: str, folder: Path, device: Any, dtype: Any, trust_remote
     else:
         make: Any = transformers.pipeline  # typed for each task by its name
         pipeline_class = OWN[task]() if task in OWN else None
+        model: Any = str(folder)
+        if task == "decision" and (network := named_class(folder)):
+            own = {"local_files_only": True, "use_safetensors": True}
+            model = network.from_pretrained(folder, dtype=dtype, **own)
+            options |= {"tokenizer": str(folder), "processor": str(folder)}
         if (folder / VOCODER).is_dir():
             options["vocoder"] = open_vocoder(folder / VOCODER, device, dtype)
-        pipe = make(task, model=str(folder), pipeline_class=pipeline_class, **options)
+        pipe = make(task, model=model, pipeline_class=pipeline_class, **options)
     if task == "mask-generation" and importlib.util.find_spec("torchvision") is None:
         without_torchvision(pipe)
     pipe.model.eval()
     return pipe
+
+
+def named_class(folder: Path) -> Any:
+    """Return the class of transformers that config.json names, or None.
+
+    For a decision, transformers' own chooses by the type alone: for any Qwen2 it builds a JevForDecision of the default
+    size, which are billions of random weights.
+    """
+    names = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
+    return getattr(transformers, names[0], None)
 
 
 @functools.cache
