@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from bench.small_models import byte_level, find_models
 from shared.pipeline_classes import open_pipeline
 from shared.pipeline_inputs import Inputs
+from shared.pipeline_outputs import plain
 from shared.types import BadRequest
 from tests.support.checkpoints.pipelines import SMALL_PIPELINES, TROCR, SmallPipeline, find_pipeline
 from tests.support.checkpoints.vision_language import save_vision_language
@@ -154,9 +155,6 @@ def image_of(pixels: np.ndarray, mode: str = "L") -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "architecture"), MODELS, ids=[f"{task}-{name}" for task, name in MODELS])
 def test_served_pipeline_answers_as_transformers_does(serve, task, architecture, tmp_path):
-    from shared.pipeline_classes import open_pipeline
-    from shared.pipeline_outputs import plain
-
     served, weights = serve(task, architecture)
     if task in LACKING or architecture == "SpeechT5ForTextToSpeech":
         pipe = open_pipeline(task, weights, "cpu", "float32")
@@ -323,6 +321,31 @@ def test_decision_is_made_by_the_class_that_the_checkpoint_names(monkeypatch, tm
     assert (type(pipe.model), answer.keys()) == (transformers.Qwen2ForCausalLM, {"refund"})
 
 
+@pytest.mark.parametrize("task", ["any-to-any", "image-text-to-text", "text-generation"])
+def test_chat_is_answered_as_the_library_answers_it_also_beside_a_text(task, tmp_path):
+    if task == "text-generation":
+        replace(find_pipeline("decision"), task=task).save(tmp_path)
+    else:
+        save_vision_language(tmp_path, "llava")
+    pipe = open_pipeline(task, tmp_path, "cpu", "float32")
+    base: Any = next(kind for kind in type(pipe).mro() if kind.__module__.startswith("transformers."))
+    library = type("Library", (base,), {"__init__": transformers.Pipeline.__init__})  # without torchvision
+    original = library(pipe.model, tokenizer=pipe.tokenizer, processor=pipe.processor, task=task)
+    traits = traits_of(task, pipe)
+    assert traits.chats
+    for example in traits.rows(2, ["rain", "a cat"]):
+        text = example.fields["text"].decode()
+        (row,) = inputs(task, decode=opened).rows({"inputs": [text.encode()]})
+        own, options = row.value, {"max_new_tokens": 6, "do_sample": False}
+        value = own["text"] if isinstance(own, dict) else own
+        expected = original(text=value, **options) if task != "text-generation" else original(value, **options)
+        assert plain(pipe(own, **options)) == plain(expected)
+        beside = {"text": "rain"} if isinstance(own, dict) else "rain"
+        if task != "image-text-to-text":  # whose library takes no batches of rows
+            assert plain(pipe([beside, own], **options)[1]) == plain(expected)
+    assert isinstance(value, list)
+
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 PICTURE = png(0, 64, 48)
@@ -335,7 +358,14 @@ def decode(kind: str, data: bytes, where: str) -> Future:
     return decoded
 
 
-def inputs(task: str) -> Inputs:
+def opened(kind: str, data: bytes, where: str) -> Future:
+    """Return an image as a pipeline gets it."""
+    image: Future = Future()
+    image.set_result(Image.open(io.BytesIO(data)))
+    return image
+
+
+def inputs(task: str, decode: Any = decode) -> Inputs:
     own = PIPELINE_TASKS[task]
     fields = ",".join(f"{name}={kind}" for name, kind in own.fields.items())
     moved = ",".join(own.field_parameters)

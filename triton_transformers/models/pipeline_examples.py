@@ -157,9 +157,12 @@ class Traits:
                 return json.dumps([encoded(image(n, sizes)) for n in (number, number + 1)])
             case "images":
                 return "" if self.chats or not self.media else json.dumps([encoded(image(number, sizes))])
-            case "chat" if self.chats and self.media:
-                seen = {"type": "image", "image": encoded(image(number, sizes))}
-                return json.dumps([{"role": "user", "content": [seen, {"type": "text", "text": text}]}])
+            case "chat" if self.chats and (self.media or number % 2):
+                parts = [{"type": "image", "image": encoded(image(number, sizes))}] if self.media else []
+                parts.append({"type": "text", "text": text})
+                # The templates of processors may know contents of parts only, and those of tokenizers only texts.
+                has_parts = "images" in PIPELINE_TASKS[self.task].fields
+                return json.dumps([{"role": "user", "content": parts if has_parts else text}])
             case "json":
                 return json.dumps(structure(name, text, number))
         if name in ("question", "query"):

@@ -197,7 +197,7 @@ def video_classification() -> Any:
 def any_to_any() -> Any:
     base: Any = transformers.AnyToAnyPipeline
 
-    class AnyToAny(base):
+    class AnyToAny(with_chats(base)):  # type: ignore[misc]
         """Does without torchvision, which only processors of videos need."""
 
         __init__ = transformers.Pipeline.__init__
@@ -205,20 +205,25 @@ def any_to_any() -> Any:
     return AnyToAny
 
 
-def image_text_to_text() -> Any:
-    base: Any = transformers.ImageTextToTextPipeline
-    chat: Any = transformers.utils.chat_template_utils.Chat
+def with_chats(base: Any) -> Any:
+    """Return a class of pipelines that takes a chat as a field of a row, or beside texts.
 
-    class ImageText(base):
-        """Takes a text or a chat without images beside it, which transformers' own takes as keywords only."""
+    Transformers' own takes it as a keyword, or beside other chats. Its module has the class of chats that it knows.
+    """
+    chat = vars(sys.modules[base.__module__])["Chat"]
 
+    class Chats(base):
         def preprocess(self, inputs: Any = None, **parameters: Any) -> Any:
-            if isinstance(inputs, dict) and "images" not in inputs:
-                text = inputs["text"]
-                inputs = text if isinstance(text, str) else chat(text)
+            fields = inputs if isinstance(inputs, dict) else {"text": inputs}
+            if isinstance(fields.get("text"), list):
+                if len(fields) > 1:
+                    raise BadRequest("a chat has its images and sounds in its messages, and not beside them")
+                inputs = chat(fields["text"])
+            elif fields.keys() == {"text"}:
+                inputs = fields["text"]
             return super().preprocess(inputs, **parameters)
 
-    return ImageText
+    return Chats
 
 
 def image_to_text() -> Any:
@@ -250,8 +255,9 @@ def image_to_text() -> Any:
 OWN = {
     "any-to-any": any_to_any,
     "automatic-speech-recognition": speech_recognition,
-    "image-text-to-text": image_text_to_text,
+    "image-text-to-text": lambda: with_chats(transformers.ImageTextToTextPipeline),
     "image-to-text": image_to_text,
+    "text-generation": lambda: with_chats(transformers.TextGenerationPipeline),
     "text-to-audio": text_to_audio,
     "video-classification": video_classification,
 }
