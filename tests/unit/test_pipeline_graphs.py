@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from shared.pipeline_classes import open_pipeline
 from shared.pipeline_outputs import plain
 from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.checkpoints.real import real_checkpoints
-from triton_transformers.example_media import png
+from triton_transformers.example_media import png, video
 from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.exporters import pipeline
 from triton_transformers.models.exporters.pipeline import is_same
@@ -143,6 +144,30 @@ def test_images_are_segmented_as_by_pytorch(tmp_path):
         requests = [request(path.read_bytes(), {}) for path in paths]
         assert is_same(answers(served.alone(requests)), expected, 1e-3)
         assert is_same(answers(served.together(requests)), expected, 1e-3)
+
+
+def test_other_number_of_frames_runs_on_pytorch(tmp_path):
+    small = replace(find_pipeline("video-classification"), architecture="TimesformerForVideoClassification")
+    weights = small.save(tmp_path / "weights")
+    repository = assemble(weights)
+    assert (repository / "m/1/graph").is_dir()
+    pipe = open_pipeline("video-classification", weights, "cpu", "float32")
+    with served_system("m", repository) as served:
+        file = video(0, 64, 48, 4)
+        (row,) = served.models["m"].backend.inputs.rows({"video": [file]})
+        for options in ({}, {"num_frames": 2}):
+            requests = [request(file, options)]
+            assert is_same(answers(served.alone(requests)), [plain(pipe(row.value, **options))], 1e-3)
+        assert answers(served.alone(requests)) != answers(served.alone([request(file, {})]))
+
+
+def test_call_that_a_graph_without_weights_does_not_take_is_refused_by_the_names_of_its_parameters(tmp_path):
+    repository = assemble(find_pipeline("image-segmentation").save(tmp_path / "weights"))
+    with served_system("m", repository) as served:
+        processor = served.models["m"].backend.pipe.image_processor
+        processor.size = {"height": 64, "width": 64}
+        with pytest.raises(UserError, match="with the parameters threshold: its network was exported for other sizes"):
+            served.alone([request(png(0, 64, 48), {"threshold": 0.5})])
 
 
 def test_graph_that_is_right_for_one_length_of_texts_is_left_out(tmp_path, anew, monkeypatch):

@@ -6,7 +6,7 @@ import copy
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -109,7 +109,7 @@ class PipelineBackend(BatchBackend[list[Row]]):
             yield from [encoded(answer) for answer in run(self.pipe, batch, parameters)]
         except Exception as error:
             if len(batch) == 1:
-                yield as_request_error(error)
+                yield as_request_error(error, parameters)
             else:
                 for value in batch:
                     yield from self.call_together([value], parameters)
@@ -163,10 +163,14 @@ def ready(value: Any) -> Any:
     return [ready(part) for part in value] if isinstance(value, list) else value
 
 
-def as_request_error(error: Exception) -> Exception:
-    """Return the error for the client. At assembly the pipeline answered, so what it raises is about the request."""
+def as_request_error(error: Exception, parameters: Iterable[str] = ()) -> Exception:
+    """Return the error for the client. At assembly the pipeline answered, so what it raises is about the request.
+
+    Only a ValueError of transformers has a sentence for people.
+    """
     of_state = isinstance(error, RuntimeError) and OF_STATE.search(str(error))
     if of_state or isinstance(error, (BadRequest, *OWN_ERRORS)):
         return error
-    reason = " ".join(str(error).split())[:300]
-    return BadRequest(f"the pipeline does not take this input with these parameters: {type(error).__name__}: {reason}")
+    names = f" with the parameters {', '.join(parameters)}" if parameters else ""
+    reason = f": {' '.join(str(error).split())[:300]}" if isinstance(error, ValueError) else ""
+    return BadRequest(f"the pipeline does not take this input{names}{reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import math
 import threading
@@ -17,12 +18,12 @@ import torch
 from shared.lean_transformers import transformers
 from shared.parameters import UNPINNED
 from shared.positions import check_length, graph_limit, position_limit
-from shared.types import BadRequest
 
 GRAPH = "graph"  # the folder beside the weights
 STEP = "step"  # the folder in it for the decoder's steps
 FILE, DESCRIPTION = "openvino_model.xml", "graph.json"
 TEXT = "input_ids"
+FRAMES = 5  # the axes of videos
 # Arguments that ask a network for what no pipeline reads, or for the form that it returns anyway.
 RETURNED = ("return_dict", "output_attentions", "output_hidden_states")
 
@@ -105,12 +106,14 @@ def states_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def use_graph(model: Any, folder: Path) -> None:
     """Let the model run as the graphs of the folder, and free the weights that only the first one needs."""
-    part = exported_part(model)
+    part, graph = exported_part(model), Graph(folder)
     limit = graph_limit(part) if model.main_input_name == TEXT else math.inf
-    part.forward = functools.wraps(part.forward)(WholeCalls(Graph(folder), part.forward, limit))
+    # A request may choose another number of a video's frames. PyTorch then needs the weights, as for longer texts.
+    keeps = limit < math.inf or max(map(len, graph.shapes)) >= FRAMES
+    part.forward = functools.wraps(part.forward)(WholeCalls(graph, part.forward, limit, has_weights=keeps))
     inside = set(part.modules())
     shared = {id(own) for module in model.modules() if module not in inside for own in module.parameters(recurse=False)}
-    for weight in part.parameters() if limit == math.inf else ():
+    for weight in part.parameters() if not keeps else ():
         if id(weight) not in shared:
             weight.data = weight.data.new_empty(0)
     if (folder / STEP).is_dir():
@@ -131,6 +134,9 @@ class Graph:
         }
         self.lock = threading.Lock()  # a compiled graph answers one call at a time
         self.compiled = openvino.Core().compile_model(folder / FILE, "CPU", settings)
+        # The sizes of each input that all calls have; None for others.
+        shapes = [port.partial_shape for port in self.compiled.inputs]
+        self.shapes = [[size.get_length() if size.is_static else None for size in shape] for shape in shapes]
         self.form = Description(**json.loads((folder / DESCRIPTION).read_text()))
         self.output_class = getattr(importlib.import_module(self.form.module), self.form.name)
 
@@ -140,6 +146,11 @@ class Graph:
         if others or not call.tensors.keys() >= {*self.form.inputs} or call.settings != self.form.settings:
             return None
         return [call.tensors[name] for name in self.form.inputs]
+
+    def has_sizes(self, inputs: list[torch.Tensor]) -> bool:
+        sizes = itertools.chain.from_iterable(tensor.shape for tensor in inputs)
+        own = itertools.chain.from_iterable(self.shapes)
+        return all(exported in (None, size) for size, exported in zip(sizes, own, strict=True))
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with self.lock:
@@ -153,17 +164,20 @@ class WholeCalls:
     Whisper encodes a sound to recognize the language, and once more to generate the text.
     """
 
-    def __init__(self, graph: Graph, forward: Callable[..., Any], limit: float) -> None:
+    def __init__(self, graph: Graph, forward: Callable[..., Any], limit: float, has_weights: bool) -> None:
         self.graph, self.forward, self.signature = graph, forward, inspect.signature(forward)
-        self.limit = limit  # of a text in tokens; PyTorch runs longer ones
+        self.limit = limit  # of a text in tokens
+        self.has_weights = has_weights  # PyTorch runs longer texts, and other calls that the graph does not take
         self.kept: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None  # the last inputs and outputs
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         call = call_of(self.signature, arguments, named)
-        if self.limit < math.inf and call.tensors[TEXT].shape[1] > self.limit:
-            return self.forward(*arguments, **named)
-        if (inputs := self.graph.inputs(call)) is None:
-            raise BadRequest("a parameter changes how the network runs, and its exported graph runs in one way only")
+        inputs = self.graph.inputs(call)
+        is_long = self.limit < math.inf and call.tensors[TEXT].shape[1] > self.limit
+        if is_long or inputs is None or not self.graph.has_sizes(inputs):
+            if self.has_weights:
+                return self.forward(*arguments, **named)
+            raise ValueError("its network was exported for other sizes or settings of a call")
         kept = self.kept  # another thread may replace it
         if not kept or not all(map(torch.equal, inputs, kept[0])):
             kept = self.kept = inputs, self.graph.run(inputs)

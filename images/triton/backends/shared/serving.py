@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +18,8 @@ Result = TypeVar("Result")
 # Error -> its HTTP status, and the name of Triton's code for that.
 STATUSES: dict[type[Exception], int] = {BadRequest: 400, Cancelled: 499, Busy: 503}
 CODES = {400: "INVALID_ARG", 499: "CANCELLED", 503: "UNAVAILABLE"}
+# A place in the source of a library, which some write into their messages.
+SOURCE = re.compile(r"[\w./+-]+\.(cc|cpp|cu|h|hpp|py):\d+:?\s*")
 
 
 class Response:
@@ -145,7 +148,7 @@ def status_and_message(error: Exception) -> tuple[int, str]:
         places = [f" in {frame.filename}, line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
         pb_utils.Logger.log_error(f"a request failed: {type(error).__name__}{''.join(places[-1:])}")
     # JSON can escape half a character, which Triton does not take.
-    return status, message.encode(errors="backslashreplace").decode()
+    return status, SOURCE.sub("", message).encode(errors="backslashreplace").decode()
 
 
 def with_status(error: Exception) -> str:
