@@ -243,10 +243,10 @@ def example_languages(pipe: Any) -> dict[str, str]:
     """Return the parameters for a translation from English, if the model must be told its languages."""
     if pipe.task != "translation" or not hasattr(pipe.tokenizer, "_build_translation_inputs"):
         return {}
+    from shared.pipeline_classes import check_languages
+
     for source, target in LANGUAGES:
-        with contextlib.suppress(KeyError, ValueError):  # for a language that the tokenizer does not know
-            chosen = {"src_lang": source, "tgt_lang": target}
-            made = pipe.tokenizer._build_translation_inputs("", return_tensors="pt", **chosen)
-            if pipe.tokenizer.unk_token_id not in (made["forced_bos_token_id"], *made["input_ids"].flatten().tolist()):
-                return chosen
+        with contextlib.suppress(ValueError):  # of a language that the tokenizer does not know
+            check_languages(pipe.tokenizer, source, target)
+            return {"src_lang": source, "tgt_lang": target}
     return {}

@@ -94,6 +94,7 @@ def text_to_text() -> Any:
 
         def preprocess(self, text: str, truncation: Any = True, src_lang: Any = None, tgt_lang: Any = None) -> Any:
             if hasattr(self.tokenizer, "_build_translation_inputs") and self.task == "translation":
+                check_languages(self.tokenizer, src_lang, tgt_lang)
                 return self.tokenizer._build_translation_inputs(
                     text, return_tensors="pt", truncation=truncation, src_lang=src_lang, tgt_lang=tgt_lang
                 )
@@ -110,6 +111,18 @@ def text_to_text() -> Any:
             return decoded_texts(self, outputs, TEXT_TO_TEXT[self.task])
 
     return TextToText
+
+
+def check_languages(tokenizer: Any, source: Any, target: Any) -> None:
+    """Raise BadRequest for languages that the tokenizer does not know. It takes them for words, or for unknown ones."""
+    try:
+        made = tokenizer._build_translation_inputs("", return_tensors="pt", src_lang=source, tgt_lang=target)
+        tokens = [made["forced_bos_token_id"], *made["input_ids"].flatten().tolist()]
+    except (KeyError, ValueError):
+        tokens = [tokenizer.unk_token_id]
+    words = {*tokens} - tokenizer.added_tokens_decoder.keys() if tokenizer.is_fast else ()
+    if words or tokenizer.unk_token_id in tokens:
+        raise BadRequest("src_lang and tgt_lang must be the codes of two languages that the model's tokenizer knows")
 
 
 def generated_rows(pipe: Any, inputs: Any, rows: int, generate: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -23,31 +22,100 @@ MEDIA = ("image", "audio", "video")
 DATA_URL = re.compile(rb"data:[\w.+-]+/[\w.+-]+;base64,")
 # The start of a file in base64: no media file begins with so many letters and digits.
 ENCODED = re.compile(rb"[A-Za-z0-9+/]{24}")
-# The parameters of a call, and of `generate_kwargs` in it -> the largest number. They are the pipelines' own names.
-PARAMETER_LIMITS: dict[str, float] = {
-    **dict.fromkeys(("max_new_tokens", "min_new_tokens", "max_length", "min_length", "top_k", "num_frames"), 4096),
-    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "frame_sampling_rate"), 16),
-    **dict.fromkeys(("points_per_crop", "points_per_batch"), 128),
-    "crops_n_layers": 2,
-    **dict.fromkeys((
-        "add_special_tokens", "aggregation_strategy", "candidate_labels", "chunk_length_s",
-        "clean_up_tokenization_spaces", "continue_final_message", "crop_n_points_downscale_factor",
-        "crop_overlap_ratio", "crops_nms_thresh", "do_sample", "doc_stride", "early_stopping", "forward_params",
-        "function_to_apply", "generate_kwargs", "generation_mode", "guidance_scale", "handle_impossible_answer",
-        "hypothesis_template", "ignore_labels", "language", "length_penalty", "mask_threshold", "max_answer_len",
-        "max_hole_area", "max_question_len", "max_seq_len", "max_sprinkle_area", "min_p", "multi_label",
-        "no_repeat_ngram_size", "output_bboxes_mask", "output_rle_mask", "overlap_mask_area_threshold", "padding",
-        "pool", "pred_iou_thresh", "prefix", "prompt", "repetition_penalty", "return_all_scores", "return_duration",
-        "return_full_text", "return_language", "return_timestamps", "seed", "sequential", "speaker_embeddings",
-        "speaker_id", "speaking_rate", "src_lang", "stability_score_offset",
-        "stability_score_thresh", "stop_sequence", "stride", "stride_length_s", "subtask",
-        "targets", "task", "temperature", "tgt_lang", "threshold", "top_p", "truncation", "word_boxes",
-    ), 1e6),
+WHOLE, NUMBER, FLAG, TEXT, OBJECT = "a whole number", "a number", "true or false", "a text", "an object"
+NUMBERS, TEXTS, CHOICE = "a number or a list of numbers", "a text or a list of texts", "true, false or a text"
+VECTOR = "a list of numbers"
+# The forms of values -> their types, and the forms of the entries of lists.
+TYPES: dict[str, Any] = {
+    WHOLE: int, NUMBER: int | float, FLAG: bool, TEXT: str, OBJECT: dict, NUMBERS: int | float, TEXTS: str,
+    CHOICE: bool | str, VECTOR: int | float,
 }  # fmt: skip
+ENTRIES = {NUMBERS: NUMBER, TEXTS: TEXT, VECTOR: VECTOR}
 
 
-# Smaller numbers than these would multiply the runs of the network.
-PARAMETER_MINIMUMS = {"points_per_batch": 16, "crop_n_points_downscale_factor": 1}
+class Parameter(NamedTuple):
+    """The form of a parameter, and the bounds of its numbers: those beyond them would multiply work."""
+
+    form: str
+    minimum: float
+    maximum: float
+
+
+# The parameters of a call, and of the objects in it, with the pipelines' own names.
+BOUNDS = {
+    name: Parameter(form, minimum, maximum)
+    for form, minimum, maximum, names in (
+        (WHOLE, 0, 4096, "max_length min_length min_new_tokens top_k"),
+        (WHOLE, 1, 4096, "max_new_tokens num_frames"),
+        (WHOLE, 1, 16, "frame_sampling_rate num_beam_groups num_beams num_return_sequences"),
+        (WHOLE, 1, 128, "points_per_crop"),
+        (WHOLE, 16, 128, "points_per_batch"),
+        (WHOLE, 0, 2, "crops_n_layers"),
+        (WHOLE, 1, 1e6, "crop_n_points_downscale_factor max_answer_len max_question_len max_seq_len"),
+        (WHOLE, 0, 1e6, "doc_stride no_repeat_ngram_size seed speaker_id stride"),
+        (NUMBER, 0, 1e6, "chunk_length_s"),
+        (NUMBER, -1e6, 1e6, "crop_overlap_ratio crops_nms_thresh guidance_scale length_penalty mask_threshold"),
+        (NUMBER, -1e6, 1e6, "max_hole_area max_sprinkle_area min_p overlap_mask_area_threshold pred_iou_thresh"),
+        (NUMBER, -1e6, 1e6, "repetition_penalty speaking_rate stability_score_offset stability_score_thresh"),
+        (NUMBER, -1e6, 1e6, "temperature threshold top_p"),
+        (NUMBERS, -1e6, 1e6, "stride_length_s"),
+        (VECTOR, -1e6, 1e6, "speaker_embeddings"),
+        (FLAG, 0, 1, "add_special_tokens clean_up_tokenization_spaces continue_final_message do_sample"),
+        (FLAG, 0, 1, "handle_impossible_answer multi_label output_bboxes_mask output_rle_mask pool"),
+        (FLAG, 0, 1, "return_duration return_full_text return_language sequential"),
+        (CHOICE, 0, 1, "early_stopping padding return_timestamps truncation"),
+        (TEXT, 0, 0, "aggregation_strategy function_to_apply generation_mode hypothesis_template language prefix"),
+        (TEXT, 0, 0, "prompt src_lang subtask task tgt_lang"),
+        (TEXTS, 0, 0, "candidate_labels ignore_labels stop_sequence targets"),
+        (OBJECT, 0, 0, "forward_params generate_kwargs"),
+    )
+    for name in names.split()
+}
+GENERATION = (
+    "do_sample early_stopping guidance_scale length_penalty max_length max_new_tokens min_length min_new_tokens min_p "
+    "no_repeat_ngram_size num_beam_groups num_beams num_return_sequences repetition_penalty temperature top_k top_p"
+)
+IN_OBJECTS = (
+    f"{GENERATION} generation_mode language return_timestamps speaker_embeddings speaker_id speaking_rate task tgt_lang"
+)
+LABELS, CANDIDATES = "function_to_apply top_k", "candidate_labels hypothesis_template"
+TOKENS = "add_special_tokens max_length padding truncation"
+CHATS = f"{TOKENS} clean_up_tokenization_spaces continue_final_message max_new_tokens return_full_text stop_sequence"
+WRITES = f"{GENERATION} generate_kwargs truncation"
+# The parameters of each task. Transformers ignores some of those of another task.
+OF_TASK = {
+    "any-to-any": f"{CHATS} generate_kwargs generation_mode",
+    "audio-classification": LABELS,
+    "automatic-speech-recognition": "chunk_length_s generate_kwargs prompt return_duration return_language "
+    "return_timestamps stride_length_s",
+    "document-question-answering": "doc_stride handle_impossible_answer max_answer_len max_question_len max_seq_len "
+    "padding top_k",
+    "feature-extraction": "truncation",
+    "fill-mask": "targets top_k",
+    "image-classification": LABELS,
+    "image-feature-extraction": "pool",
+    "image-segmentation": "mask_threshold overlap_mask_area_threshold subtask threshold",
+    "image-text-to-text": f"{CHATS} generate_kwargs",
+    "image-to-text": f"{GENERATION} generate_kwargs",
+    "keypoint-matching": "threshold",
+    "mask-generation": "crop_n_points_downscale_factor crop_overlap_ratio crops_n_layers crops_nms_thresh "
+    "mask_threshold max_hole_area max_sprinkle_area output_bboxes_mask output_rle_mask points_per_batch "
+    "points_per_crop pred_iou_thresh stability_score_offset stability_score_thresh",
+    "object-detection": "threshold",
+    "summarization": WRITES,
+    "table-question-answering": "padding sequential truncation",
+    "text-classification": f"{LABELS} {TOKENS}",
+    "text-generation": f"{CHATS} {GENERATION} prefix",
+    "text-to-audio": "forward_params generate_kwargs",
+    "text2text-generation": WRITES,
+    "token-classification": "aggregation_strategy ignore_labels stride",
+    "translation": f"{WRITES} src_lang tgt_lang",
+    "video-classification": f"{LABELS} frame_sampling_rate num_frames",
+    "zero-shot-audio-classification": CANDIDATES,
+    "zero-shot-classification": f"{CANDIDATES} multi_label",
+    "zero-shot-image-classification": CANDIDATES,
+    "zero-shot-object-detection": "candidate_labels threshold top_k",
+}
 MAX_ENTRIES = 1000  # of a list
 MAX_FILES = 16  # of a row
 MAX_POINTS = 5 * 32**2  # of a mask generation: 32 x 32 in the image and in each crop of one layer
@@ -73,6 +141,7 @@ class Inputs:
         self.needs = [name for name in parameter(config, "required_parameters").split(",") if name]
         # Parameters of clients that this task's pipeline takes beside its other fields.
         self.moved = [name for name in parameter(config, "field_parameters").split(",") if name]
+        self.known = f"{OF_TASK.get(parameter(config, 'task'), '')} seed"
         self.decode = decode
 
     def rows(self, tensors: Mapping[str, list[bytes]]) -> list[Row]:
@@ -181,7 +250,7 @@ class Inputs:
         content = parsed(data, f"{where} of '{PARAMETERS}'") if data.strip() else {}
         if not isinstance(content, dict):
             raise BadRequest(f"{where} of '{PARAMETERS}' must be a JSON object")
-        check_parameters(content, where)
+        check_parameters(content, where, self.known)
         check_chunks(content, where)
         check_points(content, where)
         if missing := [name for name in self.needs if name not in content]:
@@ -189,24 +258,29 @@ class Inputs:
         return content
 
 
-def check_parameters(value: Any, where: str, limit: float = 1e6) -> None:
-    """Raise BadRequest for a name that is unknown, or a number that is too large, at any depth."""
-    if isinstance(value, dict):
-        for name, part in value.items():
-            if name not in PARAMETER_LIMITS:
-                raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown (see docs/pipelines.md)")
-            check_parameters(part, f"{where}: {name}", PARAMETER_LIMITS[name])
-            least = PARAMETER_MINIMUMS.get(name, -math.inf)
-            if isinstance(part, int | float) and part < least:
-                raise BadRequest(f"{where}: {name} must be at least {least}")
-    elif isinstance(value, list):
-        check_count(len(value), where, MAX_ENTRIES, "entries")
-        for part in value:
-            check_parameters(part, where, limit)
-    elif isinstance(value, str):
-        check_count(value.count(",") + 1, where, MAX_ENTRIES, "entries")  # pipelines split the labels in a text
-    elif isinstance(value, int | float) and not abs(value) <= limit:
-        raise BadRequest(f"{where} must be at most {limit:.0f}")
+def check_parameters(given: dict[str, Any], where: str, known: str) -> None:
+    """Raise BadRequest for a name that is unknown, and for a value of another form or beyond its bounds."""
+    for name, value in given.items():
+        if name not in (names := sorted({*known.split()})):
+            raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown; there are {', '.join(names)}")
+        form, minimum, maximum = BOUNDS[name]
+        place = f"{where}: {name}"
+        if value is not None and not has_form(value, form):
+            raise BadRequest(f"{place} must be {form}")
+        if isinstance(value, dict):
+            check_parameters(value, place, IN_OBJECTS)
+        # Pipelines split the labels in a text.
+        entries = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else [value]
+        check_count(len(entries), place, MAX_ENTRIES, "entries")
+        for entry in entries:
+            if isinstance(entry, int | float) and not minimum <= entry <= maximum:
+                raise BadRequest(f"{place} must be at least {minimum:.0f} and at most {maximum:.0f}")
+
+
+def has_form(value: Any, form: str) -> bool:
+    if isinstance(value, list):
+        return form in ENTRIES and all(has_form(entry, ENTRIES[form]) for entry in value)
+    return isinstance(value, TYPES[form]) and (not isinstance(value, bool) or form in (FLAG, CHOICE))
 
 
 def check_count(count: int, where: str, limit: int, noun: str) -> None:
@@ -219,8 +293,6 @@ def check_chunks(parameters: dict[str, Any], where: str) -> None:
     chunk = parameters.get("chunk_length_s") or 0
     stride = parameters.get("stride_length_s") or 0
     both = stride if isinstance(stride, list) else [stride]
-    if not all(isinstance(number, int | float) for number in (chunk, *both)):
-        raise BadRequest(f"{where}: chunk_length_s and stride_length_s must be numbers")
     if chunk and (chunk < 1 or max(both, default=0) > chunk / 3):
         raise BadRequest(f"{where}: chunk_length_s must be at least 1, and stride_length_s at most a third of it")
 
@@ -228,8 +300,6 @@ def check_chunks(parameters: dict[str, Any], where: str) -> None:
 def check_points(parameters: dict[str, Any], where: str) -> None:
     """Raise BadRequest for too many points of a mask generation. Layer n has 4**n crops, each with all points."""
     points, layers = parameters.get("points_per_crop") or 32, parameters.get("crops_n_layers") or 0
-    if not all(isinstance(number, int) for number in (points, layers)):
-        raise BadRequest(f"{where}: points_per_crop and crops_n_layers must be whole numbers")
     total = points**2 * sum(4**layer for layer in range(layers + 1))
     if total > MAX_POINTS:
         raise BadRequest(
