@@ -227,6 +227,8 @@ THREE_LABELS = ONE_LABEL | {"id2label": {"0": "a", "1": "b", "2": "c"}}
         (of("ViTForImageClassification"), "", "image-classification"),
         (of("MistralForCausalLM"), "", "text-generation"),
         (of("GPT2LMHeadModel"), "", "text-generation"),
+        (of("GitForCausalLM", model_type="git"), "", "image-text-to-text"),
+        (of("Mistral4ForCausalLM", model_type="mistral4"), "", "text-generation"),
         # Cross-encoders, in the form of each release of sentence-transformers.
         (THREE_LABELS, "CrossEncoder", "text-ranking"),
         (ONE_LABEL, "SentenceTransformer", "sentence-similarity"),

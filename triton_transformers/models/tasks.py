@@ -6,6 +6,7 @@ vocabulary, K the requested answers, S the spans of a text, E its entities, or t
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterable
@@ -271,6 +272,14 @@ def takes_images(architecture: str) -> bool:
     return getattr(getattr(transformers, architecture, None), "main_input_name", "") == "pixel_values"
 
 
+def sees(architecture: str) -> bool:
+    """Return whether an architecture of transformers takes images, perhaps beside texts."""
+    import transformers
+
+    forward = getattr(getattr(transformers, architecture, None), "forward", None)
+    return bool(forward) and not {"pixel_values", "image_patches"}.isdisjoint(inspect.signature(forward).parameters)
+
+
 def task_of(weights: Path, name: str = "the model") -> str:
     """Return the task of a model in a folder that save_pretrained wrote."""
     config = read_config(weights)
@@ -286,7 +295,8 @@ def task_of(weights: Path, name: str = "the model") -> str:
     if (weights / "modules.json").exists():
         return "sparse-embedding" if library_class(weights) == "SparseEncoder" else "sentence-similarity"
     likely = pipeline_task(config)
-    if likely and likely not in FASTER:
+    # GIT's name ends as that of a model of texts.
+    if likely and (likely not in FASTER or (likely == IMAGE_TEXT and any(map(sees, architectures)))):
         return likely
     for architecture in architectures:
         if task := task_of_architecture(architecture):
