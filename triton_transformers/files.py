@@ -33,8 +33,8 @@ def exclusive(path: Path, holder: str, wait: bool = True) -> Iterator[None]:
         except BlockingIOError:
             if not wait:
                 raise UserError(f"{holder}: wait for it, or stop it") from None
-            with err.status(f"{holder}: waiting"):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            err.print(f"{holder}: waiting until it ends")  # a status shows on a terminal only
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: gevent, which Locust loads, delays it

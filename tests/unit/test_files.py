@@ -1,14 +1,15 @@
-"""Reports on a disk that is full: complete files stay, half-written ones do not."""
+"""Locks that print for whom a command waits, and reports on a full disk: only complete files stay."""
 
 from __future__ import annotations
 
+import fcntl
 import re
 import resource
 from collections.abc import Iterator
 
 import pytest
 
-from triton_transformers.files import complete_folder, write_atomically, write_json
+from triton_transformers.files import complete_folder, exclusive, write_atomically, write_json
 from triton_transformers.settings import UserError
 
 LIMIT = 1000
@@ -21,6 +22,21 @@ def full_disk() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_command_that_waits_for_another_prints_so_without_a_terminal(tmp_path, capsys, monkeypatch):
+    flock = fcntl.flock
+
+    def waits(lock: int, mode: int) -> None:
+        if mode == fcntl.LOCK_EX:  # which would wait
+            other.__exit__(None, None, None)
+        flock(lock, mode)
+
+    other = exclusive(tmp_path, "another")
+    other.__enter__()
+    monkeypatch.setattr(fcntl, "flock", waits)
+    with exclusive(tmp_path, "another `make models` is at work here"):
+        assert capsys.readouterr().err == "another `make models` is at work here: waiting until it ends\n"
 
 
 def test_file_that_does_not_fit_is_named_and_not_left_behind(tmp_path, full_disk):
