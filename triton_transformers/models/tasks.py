@@ -276,8 +276,9 @@ def sees(architecture: str) -> bool:
     """Return whether an architecture of transformers takes images, perhaps beside texts."""
     import transformers
 
-    forward = getattr(getattr(transformers, architecture, None), "forward", None)
-    return bool(forward) and not {"pixel_values", "image_patches"}.isdisjoint(inspect.signature(forward).parameters)
+    network: Any = getattr(transformers, architecture, None)
+    inputs = inspect.signature(network.forward).parameters if hasattr(network, "forward") else ()
+    return not {"pixel_values", "image_patches"}.isdisjoint(inputs)
 
 
 def task_of(weights: Path, name: str = "the model") -> str:
