@@ -18,7 +18,7 @@ from triton_transformers.models.assemble import assemble_all
 from triton_transformers.models.catalogue import FormatUnavailable
 from triton_transformers.models.exporters import onnx_export
 from triton_transformers.models.exporters.onnx_export import PLAIN_ATTENTION, export
-from triton_transformers.models.exporters.served import Tensors
+from triton_transformers.models.exporters.served import ServedSystem, Tensors
 from triton_transformers.models.record import read_record
 from triton_transformers.settings import Settings, UserError
 
@@ -176,6 +176,23 @@ def test_weights_too_large_for_one_file_lie_beside_the_graph(tmp_path, monkeypat
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
     assert (tmp_path / "model.onnx").stat().st_size < 300 * 300
     assert run(tmp_path, {"numbers": np.ones((5, 300), np.float32)}).shape == (5, 300)
+
+
+def test_transformers_serve_a_model_whose_graph_fails_after_the_export(tmp_path, monkeypatch, capsys):
+    run = ServedSystem.run
+
+    def fail(system: ServedSystem, model: str, inputs: list[Tensors]) -> list[Tensors]:
+        if system.configs[model]["backend"] == "packed_onnx":
+            raise UserError(f"{model} fails on an example: [ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Split node")
+        return run(system, model, inputs)
+
+    monkeypatch.setattr(ServedSystem, "run", fail)
+    weights = encoders.save_distilbert(tmp_path / "weights", "Model")
+    chosen = {"MODEL_REPOSITORY": str(tmp_path / "models"), "SOURCE": str(weights), "TASK": "feature-extraction"}
+    assemble_all(Settings.load().replace(SYSTEMS="mine", **chosen))
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "exported to ONNX, mine_encoder fails on an example. It is served by transformers instead" in printed
+    assert read_record("mine", tmp_path / "models").format == "python"
 
 
 def test_transformers_serve_what_cannot_be_exported_unless_the_user_chose_onnx(tmp_path, monkeypatch, capsys):

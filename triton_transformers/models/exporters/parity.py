@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from triton_transformers.answers import difference, largest
 from triton_transformers.kinds import TOKEN_COUNT
-from triton_transformers.models.catalogue import Job, Outcome
+from triton_transformers.models.catalogue import FormatUnavailable, Job, Outcome
 from triton_transformers.models.exporters.served import Tensors, served_system
 from triton_transformers.settings import UserError
 
@@ -61,6 +62,18 @@ class Parity:
                 "tolerance": self.tolerance,
             },
         )
+
+
+@contextlib.contextmanager
+def of_format(form: str) -> Iterator[None]:
+    """Let a graph that fails or answers differently be unavailable, as one that cannot be exported."""
+    try:
+        yield
+    except Exception as error:  # ONNX Runtime raises anything for an operation that it cannot compute
+        if form == "python" or (isinstance(error, OSError) and error.errno):  # such as a full disk
+            raise
+        failure = str(error) if isinstance(error, UserError) else type(error).__name__
+        raise FormatUnavailable(f"exported to ONNX, {failure.partition(': [ONNXRuntimeError]')[0]}") from error
 
 
 def measure_parity(

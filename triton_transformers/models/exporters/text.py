@@ -22,7 +22,7 @@ from triton_transformers.models.exporters.config_writer import Config, batched, 
 from triton_transformers.models.exporters.int8 import Conversion
 from triton_transformers.models.exporters.low_rank import ADAPTER
 from triton_transformers.models.exporters.onnx_export import compare_int8_batches, quantize_and_compare
-from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, measure_parity
+from triton_transformers.models.exporters.parity import TOLERANCES, largest_difference, measure_parity, of_format
 from triton_transformers.models.exporters.quality import DOCUMENTS
 from triton_transformers.models.exporters.references import WINDOW_STRIDE
 from triton_transformers.models.exporters.served import Tensors, served_tokens
@@ -92,7 +92,8 @@ def assemble(job: Job) -> Outcome:
             else:
                 save_onnx(model, requests)
             model.forget_original()
-            outcome = compare(model, requests, expected)
+            with of_format(job.format):
+                outcome = compare(model, requests, expected)
         if job.format == "onnx-int8":
             outcome = outcome.join(convert_to_int8(model, requests))
         elif job.format == "int8":

@@ -28,7 +28,7 @@ from triton_transformers.models.exporters.onnx_export import (
     load_original,
     quantize_and_compare,
 )
-from triton_transformers.models.exporters.parity import measure_parity
+from triton_transformers.models.exporters.parity import measure_parity, of_format
 from triton_transformers.models.exporters.served import Tensors, backend_config
 from triton_transformers.models.silence import quiet
 from triton_transformers.models.tasks import (
@@ -177,8 +177,9 @@ def assemble_model(model: VisionModel) -> Outcome:
         else:
             save_ensemble(model)
         requests = [{"image": image[None].astype(np.float32)} for image in model.images]
-        parity = measure_parity(job, requests, expected)
-        parity.check()
+        with of_format(job.format):
+            parity = measure_parity(job, requests, expected)
+            parity.check()
         outcome = parity.outcome("images")
         return outcome.join(convert_to_int8(model, requests)) if job.format == "onnx-int8" else outcome
 
