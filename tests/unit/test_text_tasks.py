@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from bench.small_models import wordpiece
 from tests.support.checkpoints import encoders
 from tests.support.served import ask, assemble, check, request
 from triton_transformers.corpus import MIXED
@@ -52,6 +54,27 @@ def test_vectors_equal_transformers(tmp_path, save, kind, output, form):
         expected = [model(**{key: row[key] for key in row if key in accepted})[output].numpy() for row in rows]
     name = "sentence_embedding" if output == "pooler_output" else output
     check(assemble(weights, tmp_path / "models", form), [request([text]) for text in texts], name, expected)
+
+
+def test_classes_of_an_encoder_whose_configuration_has_no_width_equal_transformers(tmp_path):
+    """The configuration of T5Gemma has the widths of its halves only."""
+    tokenizer = wordpiece()
+    half = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 8, "vocab_size": len(tokenizer)}  # fmt: skip
+    config = transformers.T5GemmaConfig(
+        encoder=half, decoder=half, vocab_size=len(tokenizer), is_encoder_decoder=False, num_labels=3, pad_token_id=0
+    )
+    transformers.T5GemmaForSequenceClassification(config).save_pretrained(tmp_path / "weights")
+    tokenizer.save_pretrained(tmp_path / "weights")
+    pipe: Any = transformers.pipeline("text-classification", model=str(tmp_path / "weights"), top_k=None)
+    texts = MIXED.texts[:4]
+    expected = [np.array([sorted_scores(found)]) for found in pipe(texts)]
+    check(assemble(tmp_path / "weights", tmp_path / "models"), [request([text]) for text in texts], "scores", expected)
+
+
+def sorted_scores(found: list[dict[str, Any]]) -> list[float]:
+    """Return the scores in the order of the labels."""
+    return [one["score"] for one in sorted(found, key=lambda one: one["label"])]
 
 
 # --- SPLADE -----------------------------------------------------------------------------------------------------------

@@ -174,6 +174,20 @@ def test_damaged_model_is_refused_in_one_sentence(tmp_path, spoil, sentence):
 
 
 @pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("transformers.BertModel.forward", "the original failed on the example inputs (AttributeError in transformers: "
+            "'BertConfig' object has no attribute 'width'). Choose"),
+        ("triton_transformers.models.exporters.text.longest_window", "this project failed to prepare it (AttributeErr"),
+    ],
+)  # fmt: skip
+def test_failure_is_the_originals_only_if_its_network_fails(tmp_path, monkeypatch, place, sentence):
+    encoders.save_bert(tmp_path / "source", "Model")
+    monkeypatch.setattr(place, lambda *_, **__: transformers.BertConfig().width)
+    assert sentence in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("file", "keys", "unread"),
     [
         (

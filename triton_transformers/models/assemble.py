@@ -172,7 +172,7 @@ def reason(error: Exception) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     calls = [(frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name) for frame in frames]
     library = next((package for package, _ in reversed(calls) if package in LIBRARIES), "its library")
-    failure = f"{type(error).__name__} in {library}"
+    failure, functions = f"{type(error).__name__} in {library}", {function for _, function in calls}
     if type(error).__module__.startswith("shared."):  # of our backends, with sentences for people
         return str(error)
     if isinstance(error, ImportError):  # whose first sentence names the package
@@ -181,9 +181,12 @@ def reason(error: Exception) -> str:
         return f"transformers needs the package {missing[1]} for it, which is not part of this release ({LIST})"
     if "Unrecognized configuration class" in str(error):
         return f"transformers has no model of this architecture for the task. Choose another model ({LIST})"
-    if "from_pretrained" in {function for _, function in calls}:
+    if "from_pretrained" in functions:
         return f"it does not load ({failure}): config.json or the weights are damaged, or do not belong together"
-    return f"the original failed on the example inputs ({failure}). Choose another model ({LIST})"
+    if {"reference", "_call_impl"} <= functions:  # the network of the original runs
+        words = " ".join(str(error).split())[:300]
+        return f"the original failed on the example inputs ({failure}: {words}). Choose another model ({LIST})"
+    return f"this project failed to prepare it ({failure}). Choose another FORMAT or model ({LIST})"
 
 
 def put_in_place(job: Job, weights: Weights, outcome: Outcome, repository: Path) -> None:

@@ -121,8 +121,8 @@ class TextModel:
 
     @property
     def width(self) -> int:
-        """Return the width of the encoder's vectors."""
-        return self.config.hidden_size
+        """Return the width of the encoder's vectors, or -1 if only a part of the configuration has it (T5Gemma)."""
+        return getattr(self.config, "hidden_size", -1)
 
     @property
     def token_width(self) -> int:
