@@ -230,13 +230,15 @@ THREE_LABELS = ONE_LABEL | {"id2label": {"0": "a", "1": "b", "2": "c"}}
         (of("GitForCausalLM", model_type="git"), "", "image-text-to-text"),
         (of("Mistral4ForCausalLM", model_type="mistral4"), "", "text-generation"),
         # Cross-encoders, in the form of each release of sentence-transformers.
-        (THREE_LABELS, "CrossEncoder", "text-ranking"),
+        (ONE_LABEL, "CrossEncoder", "text-ranking"),
+        (of("Qwen3ForCausalLM"), "CrossEncoder", "text-ranking"),
+        (THREE_LABELS, "CrossEncoder", "text-classification"),
         (ONE_LABEL, "SentenceTransformer", "sentence-similarity"),
         (ONE_LABEL, "", "text-ranking"),
         (ONE_LABEL | {"problem_type": "regression"}, "", "text-classification"),
         (THREE_LABELS, "", "text-classification"),
-        (THREE_LABELS | {"sbert_ce_default_activation_function": "torch.nn.Identity"}, "", "text-ranking"),
-        (THREE_LABELS | {"sentence_transformers": {"version": "4.0.1"}}, "", "text-ranking"),
+        (THREE_LABELS | {"sbert_ce_default_activation_function": "torch.nn.Identity"}, "", "text-classification"),
+        (ONE_LABEL | {"sentence_transformers": {"version": "4.0.1"}, "problem_type": "regression"}, "", "text-ranking"),
     ],
 )
 def test_task_follows_from_the_architecture_and_the_library(tmp_path, config, model_type, task):

@@ -58,11 +58,11 @@ def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
         weights = encoders.save_cross_encoder(tmp_path / "weights", save, labels, activation_fn=function)
     else:
         weights = language.save_llama_classifier(tmp_path / "weights", labels)
-    assert task_of(weights) == "text-ranking"
+    assert task_of(weights) == ("text-ranking" if labels == 1 else "text-classification")
     reference = cross_encoder(weights)
     reference.tokenizer.pad_token = reference.tokenizer.pad_token or reference.tokenizer.eos_token
     expected = reference.predict(list(zip(QUERIES, TEXTS, strict=True)))
-    answer = ask(assemble(weights, tmp_path / "models", format), query=QUERIES, text=TEXTS)
+    answer = ask(assemble(weights, tmp_path / "models", format, "text-ranking"), query=QUERIES, text=TEXTS)
     assert answer["score"].shape == (len(TEXTS), labels)
     np.testing.assert_allclose(answer["score"], expected.reshape(-1, labels), atol=1e-5)
     assert answer["score"].std() > 1e-3
@@ -71,6 +71,15 @@ def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
         assert min(lengths) < max(lengths) < max(len(ids) for ids in reference.tokenizer(QUERIES, TEXTS).input_ids)
         assert answer["token_count"].dtype == np.int32
         assert answer["token_count"].tolist() == [[length] for length in lengths]
+
+
+def test_cross_encoder_of_several_labels_classifies_pairs(tmp_path):
+    weights = encoders.save_cross_encoder(tmp_path / "weights", encoders.save_bert, 3)
+    pairs = [(query, text) for query, text in zip(QUERIES, TEXTS, strict=True) if text]  # "" is no second text
+    expected = cross_encoder(weights).predict(pairs, apply_softmax=True)
+    queries, texts = map(list, zip(*pairs, strict=True))
+    answer = ask(assemble(weights, tmp_path / "models"), input_text=queries, text_pair=texts)
+    np.testing.assert_allclose(answer["scores"], expected, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -284,9 +284,10 @@ def sees(architecture: str) -> bool:
 def task_of(weights: Path, name: str = "the model") -> str:
     """Return the task of a model in a folder that save_pretrained wrote."""
     config = read_config(weights)
-    if is_cross_encoder(weights, config):
-        return "text-ranking"
     architectures = architectures_of(config)
+    if is_cross_encoder(weights, config):  # one with several labels ranks nothing
+        has_head = any(name.endswith("ForSequenceClassification") for name in architectures)
+        return "text-classification" if has_head and label_count(config) > 1 else "text-ranking"
     if any(map(encodes_texts_and_images, architectures)):
         return TEXT_IMAGE
     if all((weights / name).exists() for name in HEADS):
@@ -333,8 +334,11 @@ def is_cross_encoder(weights: Path, config: dict[str, Any]) -> bool:
     if not any(name.endswith("ForSequenceClassification") for name in architectures_of(config)):
         return False
     saved_by_library = config.keys() & {"sentence_transformers", "sbert_ce_default_activation_function"}
-    labels = len(config.get("id2label") or range(config.get("num_labels", 2)))
-    return bool(saved_by_library) or (labels == 1 and not config.get("problem_type"))
+    return bool(saved_by_library) or (label_count(config) == 1 and not config.get("problem_type"))
+
+
+def label_count(config: dict[str, Any]) -> int:
+    return len(config.get("id2label") or range(config.get("num_labels", 2)))
 
 
 def is_multi_vector(weights: Path, config: dict[str, Any]) -> bool:
