@@ -101,6 +101,10 @@ class SentenceModel(TextModel):
         return transformers.PretrainedConfig.from_dict({"vocab_size": len(self.hugging_face_tokenizer)})
 
     @property
+    def is_table(self) -> bool:  # type: ignore[override]
+        return isinstance(self.first, StaticEmbedding | SparseStaticEmbedding)
+
+    @property
     def transformer(self) -> transformers.PreTrainedModel:
         return self.first.model
 

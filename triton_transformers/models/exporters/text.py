@@ -306,8 +306,8 @@ def span_requests(model: TextModel) -> list[Tensors]:
 
 
 def single(model: TextModel, texts: list[str]) -> list[tuple[str, ...]]:
-    """Return a row for each text that has tokens: no model runs on an empty text without special tokens."""
-    return [(text,) for text in texts if model.tokenize([text])["input_ids"].numel()]
+    """Return a row for each text that has tokens. Of empty texts without special tokens, only a table has vectors."""
+    return [(text,) for text in texts if model.is_table or model.tokenize([text])["input_ids"].numel()]
 
 
 def quality_requests(model: TextModel, texts: list[str]) -> list[Tensors]:
@@ -441,7 +441,7 @@ def tokenization(model: TextModel) -> Parameters:
     if model.task.cuts_windows:
         parameters["max_windows"] = MAX_WINDOWS
     if not model.hugging_face_tokenizer("").input_ids:  # it adds no special tokens, and no model runs on nothing
-        parameters["min_length"] = 1
+        parameters["min_length"] = int(not model.is_table)
     return parameters
 
 

@@ -40,6 +40,7 @@ class TextModel:
     optional_inputs: ClassVar[tuple[str, ...]] = ()
     fills_rows = False  # whether the model takes each text padded to the maximum length
     reads_padding = False  # whether a model that fills rows has no mask, so that it reads the padding, too
+    is_table = False  # of vectors, one for each token
     pools_spans = False  # whether it returns a vector for each span of a text
 
     @property

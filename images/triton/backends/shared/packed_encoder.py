@@ -175,7 +175,8 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.tokenization, self.answers = text_model(config, args, dtypes, padding)
         if len(self.tokenization.inputs) > 1 and any(tensor["name"] == TEXT for tensor in config["output"]):
             raise ConfigError(f"a model of pairs of texts has no output '{TEXT}'")
-        self.tokenization.min_length = max(1, self.tokenization.min_length)  # no model runs without a token
+        # A text without tokens is a row of padding, which only tables of vectors accept.
+        self.tokenization.min_length, self.tokenization.min_width = int_parameter(config, "min_length", 1), 1
         self.text_outputs = [tensor["name"] for tensor in config["output"]]
         own = [tensor for tensor in config["output"] if tensor["name"] not in OTHERS]
         return config | {

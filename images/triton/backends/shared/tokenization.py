@@ -170,6 +170,7 @@ class Tokenization:
         if not self.max_length:
             raise ConfigError("tokenizer.json sets no maximum length: set the parameter 'max_length'")
         self.min_length = int_parameter(config, "min_length", 0)
+        self.min_width = 0
         self.cuts_end = default.get("direction") != "left"
         strategy = choice_parameter(config, "truncation", TRUNCATION, default.get("strategy", TRUNCATION[0]))
         self.cuts_both = self.cuts_longest = strategy == "longest_first"
@@ -542,7 +543,7 @@ class Tokenization:
 
     def width(self, encodings: list[Encoding], longest: int) -> int:
         """Return how many tokens a request's rows have with their padding."""
-        own = max(map(len, encodings), default=0)
+        own = max(self.min_width, *map(len, encodings), 0)
         if self.padding == "max_length":
             return self.max_length
         if self.padding == "longest":
