@@ -76,6 +76,12 @@ def save_mean_of_layers(folder: Path) -> Path:
     return save_chain(folder, layers, Pooling(WIDTH, "cls"), output_hidden_states=True)
 
 
+def save_pooling_of_another_width(folder: Path) -> Path:
+    weights = encoders.save_sentence_transformer(folder, pooling="mean")
+    encoders.edit(weights / "1_Pooling/config.json", embedding_dimension=WIDTH + 8)
+    return weights
+
+
 pooled = partial(partial, encoders.save_sentence_transformer)
 last_token = partial(pooled, pooling="lasttoken")
 CASES: dict[str, Callable[[Path], Path]] = {
@@ -97,10 +103,11 @@ CASES: dict[str, Callable[[Path], Path]] = {
     "autoencoder": save_autoencoder,
     "convolution": lambda folder: save_chain(folder, CNN(WIDTH, 16), Pooling(48, "mean")),
     "layers": save_mean_of_layers,
+    "other_width": save_pooling_of_another_width,
     "spans": pooled(transformer={"max_seq_length": 64}, **SPANS),
 }
 PROMPTED = ("left_padded", "right_padded", "chat", "instructor", "router", "sparse_router")
-MEAN = ("t5", "instructor")  # only the mean of a text's tokens has parts that are means of spans
+MEAN = ("t5", "instructor", "other_width")  # only the mean of a text's tokens has parts that are means of spans
 CHOICES: list[dict[str, str]] = [
     {},
     {"prompt_name": "query"},
@@ -112,6 +119,7 @@ CHOICES: list[dict[str, str]] = [
 QUICK = [
     ("all_modes", "onnx"), ("left_padded", "python"), ("chat", "onnx"),
     ("router", "onnx"), ("sparse_router", "onnx"), ("table", "onnx"),
+    ("other_width", "onnx"),
 ]  # fmt: skip
 SLOW = [
     ("all_modes", "python"), ("left_padded", "onnx"), ("right_padded", "python"), ("chat", "python"), ("t5", "onnx"),

@@ -61,6 +61,8 @@ CASES = {
         {}, "has a module in '../..', which is another folder"),
     "module in a folder by its address": ({"modules.json": [TRANSFORMER | {"path": "/etc"}]}, {},
         "has a module in '/etc', which is another folder"),
+    "bag of words": ({"modules.json": modules(f"{DENSE}.BoW")}, {},
+        "is a SentenceTransformer of BoW, which is not served here"),
     "route with the address of a folder": ({"modules.json": modules("sentence_transformers.base.modules.router.Router"),
         "router_config.json": {"types": {}, "structure": {"/tmp/route": []}, "parameters": {}}},
         {}, "has a Router with the route '/tmp/route'"),

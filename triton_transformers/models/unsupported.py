@@ -160,6 +160,8 @@ def check_model(name: str, weights: Path, trust_remote_code: bool) -> list[str]:
     config = read_json(name, weights / "config.json")
     kind, architecture = config.get("model_type"), next(iter(architectures_of(config)), "")
     if not isinstance(kind, str) or not kind:
+        if (weights / "modules.json").exists():  # whose first module may be no model of transformers
+            check_modules(name, weights, trust_remote_code)
         own = type_of_architecture(architecture)
         instead = f'"{own}", the type of {architecture}' if own else 'the type of its network, such as "bert"'
         raise UserError(

@@ -72,7 +72,8 @@ def of_format(form: str) -> Iterator[None]:
     except Exception as error:  # ONNX Runtime raises anything for an operation that it cannot compute
         if form == "python" or (isinstance(error, OSError) and error.errno):  # such as a full disk
             raise
-        failure = str(error) if isinstance(error, UserError) else type(error).__name__
+        is_sentence = isinstance(error, UserError) or type(error).__module__.startswith("shared.")
+        failure = str(error) if is_sentence else type(error).__name__
         raise FormatUnavailable(f"exported to ONNX, {failure.partition(': [ONNXRuntimeError]')[0]}") from error
 
 

@@ -252,7 +252,8 @@ class SentenceModel(TextModel):
 
     @cached_property
     def width(self) -> int:
-        return self.original.get_embedding_dimension() or super().width
+        """Return the width of a vector. That in the configuration of Pooling may be another, which changes nothing."""
+        return self.original.encode("rain").shape[-1]
 
     @cached_property
     def network(self) -> torch.nn.Module:
