@@ -24,6 +24,7 @@ from starlette.responses import Response
 from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
 from gateway import bodies, completions, page_pipelines, tei_api
+from gateway import encoder_answers as encoders
 from gateway.api_error import ApiError, shown, tei_form
 from gateway.bodies import JSON, PositiveInt, json_response, media_type
 from gateway.completions import (
@@ -411,12 +412,18 @@ async def fill_mask(request: Request, system: System, body: HubBody) -> Response
     mask = "".join([part.parameter("exactly_one") for part in await parts_of(gateway, system)])
     outputs = ["token", "token_id", "score"]
     answers = await infer_rows(gateway, system, {"input_text": texts}, outputs)
+    words = [row[:top_k] for row in rows_of(answers, *outputs)]
+    *tokenized, masked = await encoders.tokenized(gateway, system, [*texts, mask])
+    before, after = masked.special
+    own = [row.ids[before : len(row.ids) - after] for row in (*tokenized, masked)]
+    hole = own.pop()[-1]
+    sequences = [
+        [int(word[1]) if id == hole else id for id in ids] for ids, row in zip(own, words, strict=True) for word in row
+    ]
+    texts_of = iter(await encoders.tokenized(gateway, system, sequences))
     filled = [
-        [
-            {"score": score, "token": id, "token_str": token, "sequence": text.replace(mask, token.strip())}
-            for token, id, score in row[:top_k]
-        ]
-        for text, row in zip(texts, rows_of(answers, *outputs), strict=True)
+        [{"score": score, "token": id, "token_str": token, "sequence": next(texts_of).text} for token, id, score in row]
+        for row in words
     ]
     return json_response(filled if isinstance(body.inputs, list) else filled[0])
 

@@ -21,8 +21,10 @@ from tests.support.triton_stand_in import (
     classifier,
     embedding,
     generator,
+    read_rows,
     reranker,
     text_image,
+    tokenized,
 )
 from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS
 from triton_transformers.tensors import Tensor
@@ -50,7 +52,7 @@ def models() -> list[Model]:
         _answering("answers", QUESTION, answer=["Warsaw"], score=[0.93], start=[24], end=[30]),
         *_ensemble(
             _answering("mask", TEXT, token=["capital", HOSTILE], token_id=[7, 8], score=[0.9, 0.05]),
-            _step("mask_tokenizer", "tokenizer", parameters={"exactly_one": "[MASK]"}),
+            _tokenizing("mask_encoder", exactly_one="[MASK]"),
         ),
         _answering("sparse", TEXT, token=["password", "reset"], token_id=[7, 8], weight=[2.5, 1.25]),
         _answering("images", IMAGE, pooler_output=[n / 500 for n in range(500)]),
@@ -68,9 +70,17 @@ def _ensemble(model: Model, *steps: Model) -> list[Model]:
     return [model, *steps]
 
 
-def _step(name: str, backend: str, parameters: dict[str, str] | None = None) -> Model:
+def _step(name: str, backend: str) -> Model:
     settings = {"backend": backend, "dynamic_batching": {}}
-    return Model(name, TEXT, {}, lambda inputs: [[]], parameters=parameters or {}, settings=settings)
+    return Model(name, TEXT, {}, lambda inputs: [[]], settings=settings)
+
+
+def _tokenizing(name: str, **parameters: str) -> Model:
+    """Return a step that has a token for each character."""
+    outputs: Signature = {"tokenized": ("STRING", [1])}
+    return Model(
+        name, TEXT, outputs, lambda inputs: [[tokenized(read_rows(inputs["input_text"]))]], parameters=parameters
+    )
 
 
 def _writer(name: str, streams: bool) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from bench.small_models import wordpiece
 from tests.support.checkpoints import encoders
 from tests.support.served import ask, assemble, check, request
 from triton_transformers.corpus import MIXED
-from triton_transformers.models.exporters.served import served_system
+from triton_transformers.models.exporters.served import InferenceRequest, answers, served_system
 from triton_transformers.models.tasks import task_of
 from triton_transformers.settings import UserError
+from triton_transformers.tensors import TOKEN_IDS
 
 pytestmark = pytest.mark.usefixtures("stored")
 
@@ -75,6 +77,36 @@ def test_classes_of_an_encoder_whose_configuration_has_no_width_equal_transforme
 def sorted_scores(found: list[dict[str, Any]]) -> list[float]:
     """Return the scores in the order of the labels."""
     return [one["score"] for one in sorted(found, key=lambda one: one["label"])]
+
+
+# --- masked words: the gateway puts each word into the tokens of the text, and asks for their text --------------------
+
+
+@pytest.mark.parametrize("save", [encoders.save_bert, encoders.save_roberta], ids=["wordpiece", "byte-level"])
+def test_tokens_of_filled_texts_become_those_of_the_pipeline(tmp_path, save):
+    weights = save(tmp_path / "weights", "ForMaskedLM")
+    pipe: Any = transformers.pipeline("fill-mask", model=str(weights))
+    mask = pipe.tokenizer.mask_token
+    with served_system("m", assemble(weights, tmp_path / "models")) as system:
+
+        def other_form(*rows: str | list[int]) -> list[dict[str, Any]]:
+            encoded = [
+                row.encode() if isinstance(row, str) else TOKEN_IDS + np.array(row, "<i4").tobytes() for row in rows
+            ]
+            values = np.array(encoded, np.object_).reshape(-1, 1)
+            (answer,) = answers(system.models["m_encoder"], [InferenceRequest({"input_text": values}, ["tokenized"])])
+            return [json.loads(value) for value in answer.tensors["tokenized"].ravel()]
+
+        text, masked = other_form(f"Rome (the old) is in {mask}  and it's big .", mask)
+        before, after = masked["special"]
+        ids, hole = text["ids"][before:-after], masked["ids"][-after - 1]
+        for word in pipe(f"Rome (the old) is in {mask}  and it's big ."):
+            (filled,) = other_form([word["token"] if id == hole else id for id in ids])
+            assert filled["text"] == word["sequence"]
+
+
+def encoded(row: str | list[int]) -> bytes:
+    return row.encode() if isinstance(row, str) else TOKEN_IDS + np.array(row, "<i4").tobytes()
 
 
 # --- SPLADE -----------------------------------------------------------------------------------------------------------

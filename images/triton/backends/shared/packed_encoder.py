@@ -252,12 +252,10 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             if not rows.texts:
                 raise BadRequest(f"input '{self.tokenization.inputs[0]}' has no rows")
             outputs = serving.requested_outputs(request, self.text_outputs)
-            if (
-                TOKENIZED in outputs
-                and {*outputs} <= {*OTHERS}
-                and rows.characters > REQUEST_CHARACTERS * self.tokenization.max_length
-            ):
-                rows = rows._replace(shortened=None)  # all of the texts is tokenized
+            if TOKENIZED in outputs and {*outputs} <= {*OTHERS}:
+                rows = rows._replace(runs=False)
+                if rows.characters > REQUEST_CHARACTERS * self.tokenization.max_length:
+                    rows = rows._replace(shortened=None)  # all of the texts is tokenized
             return TextRequest(rows, outputs)
         outputs = serving.requested_outputs(request, self.encoder.outputs)
         traced = tracing.traced(request, time.time_ns())

@@ -73,6 +73,7 @@ class Rows(NamedTuple):
     queries: Array | None = None  # for each text to score, the row of its query among the texts
     spans: Array | None = None  # the characters [start, end) of the spans of each text
     adapters: Array | None = None  # [rows, 1], the number of the adapter for each text
+    runs: bool = True  # whether the model runs: a request may ask for the other form of its rows alone
 
     @property
     def characters(self) -> int:
@@ -333,7 +334,8 @@ class Tokenization:
         encodings = self.encodings(jobs)
         self.check_lengths(encodings)
         if self.required_token:
-            self.check_required_token(encodings)
+            runs = (rows.runs for rows in jobs for _ in rows.texts)
+            self.check_required_token([*itertools.compress(encodings, runs)])
         counts = [len(rows.texts) for rows in jobs]
         ends = itertools.accumulate(counts)
         requests = [encodings[end - count : end] for count, end in zip(counts, ends, strict=True)]
