@@ -20,7 +20,8 @@ from shared.memory import check_it_fits
 from shared.pretrained import chosen_dtype, size, stored_weights
 from shared.types import ConfigError
 from tests.support.checkpoints import language
-from triton_transformers.models.catalogue import Job
+from triton_transformers.models.assemble import run_recipe
+from triton_transformers.models.catalogue import RECIPES, Job
 from triton_transformers.models.exporters.generation import assemble
 from triton_transformers.settings import ROOT, UserError
 
@@ -331,8 +332,10 @@ def test_texts_that_a_batch_would_change_are_named(tmp_path, kind, reason):
 
 
 def test_model_that_cannot_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="get_seq_length"):  # `make models` says that the original failed
-        assemble(job(language.save_decoder(tmp_path / "weights", "recurrent_gemma"), tmp_path / "assembled"))
+    weights = language.save_decoder(tmp_path / "weights", "recurrent_gemma")
+    own = job(weights, tmp_path / "assembled")
+    with pytest.raises(UserError, match=r"the original failed on .* \(ValueError in transformers: .*get_seq"):
+        run_recipe(RECIPES[own.task], own, "x")
 
 
 def test_defaults_that_a_server_lacks_are_named(tmp_path):
