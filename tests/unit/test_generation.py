@@ -22,6 +22,7 @@ from shared.types import ConfigError
 from tests.support.checkpoints import language
 from triton_transformers.models.assemble import run_recipe
 from triton_transformers.models.catalogue import RECIPES, Job
+from triton_transformers.models.exporters import openvino_export
 from triton_transformers.models.exporters.generation import assemble
 from triton_transformers.settings import ROOT, UserError
 
@@ -329,6 +330,13 @@ def test_texts_that_a_batch_would_change_are_named(tmp_path, kind, reason):
     outcome = assemble(job(language.save_decoder(tmp_path / "weights", kind), tmp_path / "assembled"))
     assert (" its texts, so " in outcome.summary) == bool(reason)
     assert reason in outcome.summary
+
+
+def test_model_that_does_not_fit_here_is_not_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(openvino_export, "free_memory", lambda: 10_000)
+    outcome = assemble(job(language.save_decoder(tmp_path / "weights", "rwkv"), tmp_path / "assembled"))
+    assert "not tried, because it takes more memory than is free here" in outcome.summary
+    assert "runs alone" not in outcome.summary
 
 
 def test_model_that_cannot_run_is_refused(tmp_path):

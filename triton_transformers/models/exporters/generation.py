@@ -104,7 +104,17 @@ def assemble_readable(job: Job) -> Outcome:
 
 
 def try_system(model: Path) -> Outcome:
-    """Load the model as the server does, which continues texts alone and together. Return what a client may notice."""
+    """Load the model as the server does, which continues texts alone and together. Return what a client may notice.
+
+    A machine that only assembles may have less memory than the server.
+    """
+    with backends():
+        from shared.memory import HEADROOM
+    size = sum(
+        file.stat().st_size for file in (model.parent / model.name.removesuffix("_stream")).rglob("*.safetensors")
+    )
+    if HEADROOM * size > openvino_export.free_memory():
+        return Outcome("not tried, because it takes more memory than is free here")
     with quiet(), served_system(model.name, model.parent) as served:
         shares = served.models[model.name].backend.decoder.shares
     return Outcome(SHARES[shares])
