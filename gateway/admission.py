@@ -52,10 +52,11 @@ CLOSE = {"connection": "close"}
 # The schemes by which clients of an API, and browsers, send their key.
 BEARER, BASIC = "Bearer", 'Basic realm="gateway", charset="UTF-8"'
 # What pages of GATEWAY_ORIGINS may read of a response, and what they may send, for this many seconds.
-READABLE = [
-    (b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms, x-compute-type, x-compute-time"),
-    (b"vary", b"origin"),
-]
+READABLE = (
+    b"access-control-expose-headers",
+    b"x-request-id, retry-after, retry-after-ms, x-compute-type, x-compute-time",
+)
+VARY = b"vary", b"origin"
 PREFLIGHT = {"access-control-allow-methods": "GET, POST", "access-control-max-age": "600"}
 # The pauses that refusals ask for: 600 to 3000 ms, well mixed, so that clients that were refused together return one
 # after the other. OpenAI's clients read milliseconds.
@@ -84,8 +85,10 @@ class Admission:
         headers: Headers = dict(scope["headers"])
         state = RequestState(self._request_id(headers), send, self._limits.timeout)
         scope["app"], scope["request_state"] = self._app, state
+        if self._origins:
+            state.headers = [*state.headers, VARY]
         if self._is_allowed(origin := headers.get(b"origin", b"")):
-            state.headers = [*state.headers, (b"access-control-allow-origin", origin), *READABLE]
+            state.headers = [*state.headers, (b"access-control-allow-origin", origin), READABLE]
         try:
             try:
                 response = await self._response(state, scope, headers, receive)

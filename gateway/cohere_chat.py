@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import uuid
 from collections.abc import Iterator
@@ -169,7 +170,8 @@ def add_turn(chat: Conversation, turn: Turn, place: str) -> None:
     if parts or not (turn.tool_calls or turn.tool_results):
         chat.add(ROLES[turn.role], place, parts)
     results = turn.tool_results or []
-    known = [call["id"] for message in chat.messages for call in message.get("tool_calls", ())]
+    since = itertools.takewhile(lambda message: message["role"] != "user", reversed(chat.messages))
+    known = [call["id"] for message in since for call in message.get("tool_calls", ())]
     for call in [*(turn.tool_calls or []), *(result.call for result in results if result.call.id not in known)]:
         chat.add_call(call.id, call.name, json.dumps(call.parameters, ensure_ascii=False), place)
     for result in results:
@@ -237,7 +239,9 @@ class FormV1(CohereForm):
 
     def __init__(self, body: BodyV1) -> None:
         super().__init__()
-        self.history = [*body.chat_history, *([Turn("USER", body.message)] if body.message else [])]
+        now = [Turn("USER", body.message)] if body.message else []
+        results = [Turn("TOOL", tool_results=body.tool_results)] if body.tool_results else []
+        self.history = [*body.chat_history, *now, *results]
 
     @property
     def calls(self) -> list[dict[str, Any]]:

@@ -118,7 +118,10 @@ class GenerationBody(Sampling, kw_only=True, forbid_unknown_fields=True):
 
     def request(self, system: System, options: Mapping[str, Any], **fields: Any) -> GenerationRequest:
         given = {name: value for name, value in options.items() if value is not None}
-        fields |= {"system": system, "options": system.sampling | given}
+        defaults = system.sampling
+        if ":" in self.model:  # OpenVINO GenAI has no such penalty with an adapter
+            defaults.pop("repetition_penalty", None)
+        fields |= {"system": system, "options": defaults | given}
         fields |= {"model": self.model, "streams": bool(self.stream), "n": self.n or 1, "fields": self.names()}
         return GenerationRequest(**fields)
 

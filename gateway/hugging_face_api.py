@@ -231,7 +231,7 @@ def scored(answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 GENERATION = "generate_kwargs"
 TASKS = {
-    "automatic-speech-recognition": Task(generation=GENERATION),
+    **dict.fromkeys(("any-to-any", "image-text-to-text", "automatic-speech-recognition"), Task(generation=GENERATION)),
     "text-to-audio": Task(generation=GENERATION, own=frozenset(("forward_params", "seed"))),
     "text-classification": Task({"top_k": None}, is_nested=True),
     "token-classification": Task({"aggregation_strategy": "simple"}),

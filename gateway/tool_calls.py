@@ -196,6 +196,8 @@ BEFORE = re.compile(SEPARATORS)
 LIST_END = re.compile(r"\s*\]?")
 # The first member of an object, and its value if it is a string.
 MEMBER = re.compile(SEPARATORS + r'\{\s*(?:"(?P<name>[^"]*)"\s*:\s*(?:"(?P<value>[^"]*)")?|[^"\s])')
+# As MEMBER, of a text that may end anywhere.
+BEGINNING = re.compile(SEPARATORS + r'\{?\s*(?:"(?P<name>[^"]*)(?:"\s*:?\s*(?:"(?P<value>[^"]*))?)?)?')
 # The maximum number of characters between the beginning of a call and its arguments.
 MAX_HEADER = 300
 # Outside of its strings, JSON has no other characters.
@@ -393,7 +395,7 @@ class AnswerParser:
             if is_other or (is_bare and not self._may_be_bare()):
                 return False
             bracket = BRACKET.search(self._text, start + is_json)
-            if self._ended and self._cut and not bracket:
+            if self._ended and self._cut and not bracket and (not is_bare or self._begins_call()):
                 self._text = ""
             if self._ended or len(self._text) > MAX_HEADER or bracket:
                 return is_json and (yield from self._held_call(start, is_bare))
@@ -414,6 +416,13 @@ class AnswerParser:
             return True
         name, value = member["name"], member["value"]
         return name in MEMBERS and (name != "name" or value is None or value in self._schemas)
+
+    def _begins_call(self) -> bool:
+        """Return whether the text, which a limit cut, begins a call of a known tool, and not other JSON."""
+        name, value = BEGINNING.match(self._text).groups()  # type: ignore[union-attr]
+        if value is None:
+            return name is None or any(member.startswith(name) for member in ("name", "type", "function"))
+        return any(known.startswith(value) for known in {"name": [*self._schemas], "type": ["function"]}.get(name, ()))
 
     def _held_call(self, start: int, is_bare: bool) -> Generator[None, None, bool]:
         """Read a call whose members have another order. Return whether it is one."""

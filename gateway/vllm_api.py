@@ -168,7 +168,7 @@ def check_chunks(system: System, body: EmbeddingsBody) -> None:
         raise ApiError(400, message, "late_chunking", "unsupported_parameter")
     if body.embedding_type != "dense":
         raise ApiError(400, "Only dense vectors have late chunking.", "late_chunking", "unsupported_parameter")
-    encoders.check_dimensions(body.dimensions or None, system.width)
+    encoders.check_dimensions(body.dimensions or body.output_dimension, system.width)
 
 
 def listed(prefix: str, model: str, data: Sequence[Any], answers: Answers) -> Response:

@@ -191,7 +191,9 @@ def _origins(text: str) -> tuple[bytes, ...]:
     """Return the origins as browsers write them."""
     if not all(re.fullmatch(r"https?://[^/?#@*]+", origin) for origin in text.split()):
         raise ValueError("each must be like https://app.example or http://localhost:3000, without a path")
-    return tuple(origin.lower().encode() for origin in text.split())
+    ports = {"http": ":80", "https": ":443"}  # which browsers leave out
+    origins = [origin.lower() for origin in text.split()]
+    return tuple(origin.removesuffix(ports[origin.partition(":")[0]]).encode() for origin in origins)
 
 
 def _path(text: str) -> Path:

@@ -472,6 +472,7 @@ function prepare(form) {
   form.querySelectorAll(".file").forEach(prepareFile);
   stop.addEventListener("click", () => running?.abort());
   form.querySelector("[data-new]")?.addEventListener("click", ({ target }) => {
+    running?.abort();
     conversations.delete(form);
     answer.replaceChildren();
     target.hidden = true;

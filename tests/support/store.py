@@ -77,7 +77,7 @@ def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
     draft = job.draft.folder if job.draft else NOWHERE  # nowhere, too, if the text itself proposes the tokens
     order = replace(job, weights=NOWHERE, folder=NOWHERE, draft=None)
     sources = [folder for folder in (job.weights, draft) if folder != NOWHERE]
-    kept = shelf() / digest(sources, recipe, order, bool(job.draft))
+    kept = shelf() / digest(sources, recipe, order, bool(job.draft), text.PARITY_TEXTS, pipeline.WORTHWHILE)
     with exclusive(kept.with_suffix(".lock"), "another test assembles the same"):
         if not kept.exists():
             outcome = assemble_anew(recipe, job, name)

@@ -795,6 +795,18 @@ def test_result_of_a_tool_of_cohere_v1_has_its_call(gateway, received, is_in_his
     assert (result["tool_call_id"], result["content"]) == (call["id"], '[{"sky": "clear"}]')
 
 
+def test_each_result_of_cohere_v1_follows_its_own_call(gateway, received) -> None:
+    """Also if the same call was made in an earlier turn. The answer's history has the results for the next step."""
+    asked = {"model": "agent", "tools": V1_TOOLS, "tool_results": [{"call": CALL, "outputs": [{"sky": "clear"}]}]}
+    history = gateway.post(COHERE_V1, asked | {"message": "a"}).json["chat_history"]
+    assert [turn["role"] for turn in history] == ["USER", "TOOL", "CHATBOT"]
+    received.clear()
+    history[2].pop("tool_calls", None)
+    assert gateway.post(COHERE_V1, asked | {"message": "b", "chat_history": history}).status == 200
+    roles = [message["role"] for message in sent(received)[0]]
+    assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant", "tool"]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

@@ -332,6 +332,20 @@ def test_texts_that_a_batch_would_change_are_named(tmp_path, kind, reason):
     assert reason in outcome.summary
 
 
+def test_model_that_fails_in_a_batch_runs_alone(gpt2, monkeypatch):
+    generate = gpt2.model.generate
+
+    def of_one_row(tokens, **options):
+        if len(tokens) > 1:
+            raise RuntimeError("shape mismatch")
+        return generate(tokens, **options)
+
+    monkeypatch.setattr(gpt2.model, "generate", of_one_row)
+    monkeypatch.setattr(gpt2, "shares", "all")
+    gpt2.measure()
+    assert [len(batch) for batch in gpt2.batches(rows(gpt2, PROMPTS[:2]))] == [1, 1]
+
+
 def test_model_that_does_not_fit_here_is_not_tried(tmp_path, monkeypatch):
     monkeypatch.setattr(openvino_export, "free_memory", lambda: 10_000)
     outcome = assemble(job(language.save_decoder(tmp_path / "weights", "rwkv"), tmp_path / "assembled"))

@@ -148,7 +148,7 @@ def test_wrong_api_key_is_refused_without_showing_any(dotenv, wrong):
 
 
 def test_origins_are_as_browsers_write_them(dotenv):
-    dotenv.write_text("GATEWAY_ORIGINS='https://App.example http://localhost:3000'\n")
+    dotenv.write_text("GATEWAY_ORIGINS='https://App.example:443 http://localhost:3000'\n")
     assert Settings.load().gateway_origins == (b"https://app.example", b"http://localhost:3000")
     for wrong in ("*", "app.example", "https://app.example/", "null"):
         dotenv.write_text(f"GATEWAY_ORIGINS='{wrong}'\n")

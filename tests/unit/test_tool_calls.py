@@ -127,6 +127,23 @@ def test_answer_that_a_limit_ends_has_no_piece_of_markup(family, text, content, 
 
 
 @pytest.mark.parametrize(
+    ("family", "text", "is_call"),
+    [
+        ("json", '[{"name": "wea', True),
+        ("json", '{"na', True),
+        ("json", '{"name": "weather", "argu', True),
+        ("llama3", '{"type": "function", "na', True),
+        ("json", '{"name": "Bob', False),
+        ("json", '{"id": 7, "summary": "The ferry', False),
+        ("llama3", '{"type": "report", "te', False),
+        ("llama3", '{"city": "Ro', False),
+    ],
+)
+def test_json_that_a_limit_ends_is_content_unless_it_begins_a_call(family, text, is_call):
+    assert parsed(family, "", [text], is_cut=True) == ("", "" if is_call else text, [])
+
+
+@pytest.mark.parametrize(
     ("reasoning", "text", "expected"),
     [
         ("think", "<thin", ("", "", [])),

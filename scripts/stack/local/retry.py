@@ -1,11 +1,11 @@
-"""Starts a program again that supervisord has given up, for ever: what it lacks may come back.
+"""Restart programs that supervisord gave up, because what they lack may come back.
 
 supervisord runs this as a listener, which gets an event for each program that it gives up.
 """
 
 from __future__ import annotations
 
-import contextlib
+import http.client
 import os
 import time
 import xmlrpc.client
@@ -29,11 +29,20 @@ def main() -> None:
         name = childutils.get_headers(payload)["processname"]
         is_again = time.monotonic() - tried.get(name, -CALM_S) < CALM_S
         pauses[name] = min(2 * pauses[name], LONGEST_S) if is_again else FIRST_S
-        time.sleep(pauses[name])
-        with contextlib.suppress(OSError, xmlrpc.client.Error, UserError):  # supervisord ends, or cannot start it yet
-            supervisor.start_program(name)
+        while not is_started(supervisor, name, pauses[name]):
+            pauses[name] = min(2 * pauses[name], LONGEST_S)
         tried[name] = time.monotonic()
         childutils.listener.ok()
+
+
+def is_started(supervisor: Supervisor, name: str, pause: float) -> bool:
+    """Start the program after the pause. Return whether supervisord could."""
+    time.sleep(pause)
+    try:
+        supervisor.start_program(name)
+    except (OSError, http.client.HTTPException, xmlrpc.client.Error, UserError):
+        return False
+    return True
 
 
 if __name__ == "__main__":

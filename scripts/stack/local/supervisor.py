@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from supervisor.xmlrpc import SupervisorTransport
+from supervisor.xmlrpc import Faults, SupervisorTransport
 
 from triton_transformers.settings import ROOT, UserError
 
@@ -124,6 +124,8 @@ class Supervisor:
             try:
                 self.rpc.startProcess(name, False)
             except xmlrpc.client.Fault as fault:
+                if fault.faultCode == Faults.ALREADY_STARTED:
+                    return
                 raise UserError(
                     f"supervisord does not start {name} ({fault.faultString}): its log is {self.log}"
                 ) from None

@@ -64,9 +64,13 @@ def assemble_readable(job: Job) -> Outcome:
         folder.mkdir(parents=True)
     outcome = Outcome(f"{streamed.name} streams the same texts; {chat_summary(tokenizer)}")
     asked = read_json(job.system, job.weights / "generation_config.json")
-    if sampling := read_sampling(asked):
+    sampling = read_sampling(asked)
+    missing = {name: asked[name] for name, neutral in MISSING.items() if asked.get(name) not in neutral}
+    if job.task == IMAGE_TEXT and job.format.startswith("openvino") and PENALTY in sampling:
+        missing[PENALTY] = sampling.pop(PENALTY)  # GenAI does not have it beside images
+    if sampling:
         outcome = outcome.join(Outcome(f"clients of the gateway get {spelled(sampling)} by default"))
-    if missing := {name: asked[name] for name, neutral in MISSING.items() if asked.get(name) not in neutral}:
+    if missing:
         outcome = outcome.join(Outcome(f"generation_config.json asks for {spelled(missing)}, which has no effect here"))
     if job.format == "python":
         outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
@@ -234,7 +238,7 @@ def is_number(value: Any, most: float) -> bool:
 
 
 def spelled(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in options.items())
+    return ", ".join(f"{name} {value}" if isinstance(value, int | float) else name for name, value in options.items())
 
 
 # --- the files that a server without transformers reads beside tokenizer.json -----------------------------------------

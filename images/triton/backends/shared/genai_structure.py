@@ -55,7 +55,10 @@ class StructuredTexts:
         self.forget()
 
     def forget(self) -> None:
-        """Make GenAI drop its grammars: it does if the size of the vocabulary changes. No text may run meanwhile."""
+        """Make GenAI drop its grammars: it does if the size of the vocabulary changes.
+
+        No text with a structure may run meanwhile.
+        """
         self.compiled.clear()
         for pipeline in (self.other_pipeline, self.pipeline):
             generate_token(pipeline)

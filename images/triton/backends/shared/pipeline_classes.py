@@ -90,7 +90,8 @@ def text_to_text() -> Any:
         ) -> Any:
             own = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang}
             generate |= generate.pop("generate_kwargs", None) or {}
-            return own, generate, {}
+            cleaned = generate.pop("clean_up_tokenization_spaces", False)
+            return own, generate, {"clean_up_tokenization_spaces": cleaned}
 
         def preprocess(self, text: str, truncation: Any = True, src_lang: Any = None, tgt_lang: Any = None) -> Any:
             if hasattr(self.tokenizer, "_build_translation_inputs") and self.task == "translation":
@@ -107,8 +108,8 @@ def text_to_text() -> Any:
                 inputs["forced_bos_token_id"] = language[0]
             return generated_rows(self, inputs, len(inputs["input_ids"]), generate)
 
-        def postprocess(self, outputs: Any) -> Any:
-            return decoded_texts(self, outputs, TEXT_TO_TEXT[self.task])
+        def postprocess(self, outputs: Any, **decode: Any) -> Any:
+            return decoded_texts(self, outputs, TEXT_TO_TEXT[self.task], **decode)
 
     return TextToText
 
@@ -131,9 +132,9 @@ def generated_rows(pipe: Any, inputs: Any, rows: int, generate: dict[str, Any]) 
     return {"texts": generated.reshape(rows, len(generated) // rows, -1)}
 
 
-def decoded_texts(pipe: Any, outputs: Any, key: str) -> list[dict[str, str]]:
+def decoded_texts(pipe: Any, outputs: Any, key: str, **decode: Any) -> list[dict[str, str]]:
     """Return the texts of one row."""
-    texts = pipe.tokenizer.batch_decode(outputs["texts"][0], skip_special_tokens=True)
+    texts = pipe.tokenizer.batch_decode(outputs["texts"][0], skip_special_tokens=True, **decode)
     return [{key: text} for text in texts]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import itertools
 import json
 import math
 import threading
@@ -148,9 +147,12 @@ class Graph:
         return [call.tensors[name] for name in self.form.inputs]
 
     def has_sizes(self, inputs: list[torch.Tensor]) -> bool:
-        sizes = itertools.chain.from_iterable(tensor.shape for tensor in inputs)
-        own = itertools.chain.from_iterable(self.shapes)
-        return all(exported in (None, size) for size, exported in zip(sizes, own, strict=True))
+        """Return whether the graph was exported for inputs of these sizes."""
+        return all(
+            len(tensor.shape) == len(shape)
+            and all(own in (None, size) for size, own in zip(tensor.shape, shape, strict=True))
+            for tensor, shape in zip(inputs, self.shapes, strict=True)
+        )
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with self.lock:

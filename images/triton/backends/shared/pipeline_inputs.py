@@ -81,7 +81,7 @@ IN_OBJECTS = (
 LABELS, CANDIDATES = "function_to_apply top_k", "candidate_labels hypothesis_template"
 TOKENS = "add_special_tokens max_length padding truncation"
 CHATS = f"{TOKENS} clean_up_tokenization_spaces continue_final_message max_new_tokens return_full_text stop_sequence"
-WRITES = f"{GENERATION} generate_kwargs truncation"
+WRITES = f"{GENERATION} clean_up_tokenization_spaces generate_kwargs truncation"
 # The parameters of each task. Transformers ignores some of those of another task.
 OF_TASK = {
     "any-to-any": f"{CHATS} generate_kwargs generation_mode",
@@ -262,7 +262,7 @@ def check_parameters(given: dict[str, Any], where: str, known: str) -> None:
     """Raise BadRequest for a name that is unknown, and for a value of another form or beyond its bounds."""
     for name, value in given.items():
         if name not in (names := sorted({*known.split()})):
-            raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown; there are {', '.join(names)}")
+            raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown. The task takes {', '.join(names)}")
         form, minimum, maximum = BOUNDS[name]
         place = f"{where}: {name}"
         if value is not None and not has_form(value, form):
