@@ -241,7 +241,7 @@ async def rerank(request: Request) -> Response:
         | ({"document": texts[index] if is_own else {"text": texts[index]}} if body.return_documents else {})
         for index in scores.order[: body.top_n or body.top_k]
     ]
-    answer = {"id": encoders.new_id("rerank"), "object": "list", "model": body.model, "usage": scores.answers.usage()}
+    answer = {"id": encoders.new_id("rerank"), "model": body.model, "usage": scores.answers.usage()}
     return json_response(answer | {"results": results, "data": results})  # Voyage's clients read `data`
 
 

@@ -309,7 +309,6 @@ def test_documents_are_sorted_by_relevance(gateway: RunningGateway) -> None:
     assert answer.pop("data") == answer["results"]  # of Voyage
     tokens = sum(2 + len(document.split()) + 2 for document in DOCUMENTS)
     assert answer == {
-        "object": "list",
         "model": "reranker",
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "results": [
