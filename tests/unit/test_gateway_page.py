@@ -66,7 +66,7 @@ class Reader(HTMLParser):
             self.systems[self._system] = ""
         if tag == "pre":
             self.commands.append("")
-        if tag == "a":
+        if tag == "a" and not (values["href"] or "").startswith("#"):
             self.links.append(values["href"] or "")
         if tag == "style" or (tag == "script" and "src" not in values):
             self.forbidden.append(tag)
