@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -141,7 +141,7 @@ class Inputs:
         self.needs = [name for name in parameter(config, "required_parameters").split(",") if name]
         # Parameters of clients that this task's pipeline takes beside its other fields.
         self.moved = [name for name in parameter(config, "field_parameters").split(",") if name]
-        self.known = f"{OF_TASK.get(parameter(config, 'task'), '')} seed"
+        self.known = {*OF_TASK.get(parameter(config, "task"), "").split(), "seed"}
         self.decode = decode
 
     def rows(self, tensors: Mapping[str, list[bytes]]) -> list[Row]:
@@ -258,17 +258,18 @@ class Inputs:
         return content
 
 
-def check_parameters(given: dict[str, Any], where: str, known: str) -> None:
+def check_parameters(given: dict[str, Any], where: str, known: Collection[str]) -> None:
     """Raise BadRequest for a name that is unknown, and for a value of another form or beyond its bounds."""
     for name, value in given.items():
-        if name not in (names := sorted({*known.split()})):
-            raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown. The task takes {', '.join(names)}")
+        if name not in known:
+            names = ", ".join(sorted(known))
+            raise BadRequest(f"{where}: the parameter '{name[:50]}' is unknown. The task takes {names}")
         form, minimum, maximum = BOUNDS[name]
         place = f"{where}: {name}"
         if value is not None and not has_form(value, form):
             raise BadRequest(f"{place} must be {form}")
         if isinstance(value, dict):
-            check_parameters(value, place, IN_OBJECTS)
+            check_parameters(value, place, IN_OBJECTS.split())
         # Pipelines split the labels in a text.
         entries = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else [value]
         check_count(len(entries), place, MAX_ENTRIES, "entries")
