@@ -55,7 +55,7 @@ def allowed(name, mode="auto"):
         ({"choice": named("then")}, "tool_choice", "'then', which is not in 'tools'"),
         ({"choice": allowed("then")}, "tool_choice", "'then', which is not in 'tools'"),
         ({"choice": "required", "tools": []}, "tool_choice", "needs 'tools'"),
-        ({"tools": with_parameters({"type": "objekt"})}, "tools", "of the type 'object', not \"objekt"),
+        ({"tools": with_parameters({"type": "things"})}, "tools", "of the type 'object', not \"things"),
         ({"tools": with_parameters({"type": ["string", "null"], "a": []})}, "tools", "the tool 'now' must be"),
         ({"served": system("")}, "tools", "has no form of tool calls"),
         ({"served": system("unknown")}, "tools", "has no form of tool calls"),
