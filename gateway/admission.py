@@ -51,7 +51,7 @@ CLIENT_LEFT = 499
 CLOSE = {"connection": "close"}
 # The schemes by which clients of an API, and browsers, send their key.
 BEARER, BASIC = "Bearer", 'Basic realm="gateway", charset="UTF-8"'
-# What pages of GATEWAY_ORIGINS may read of a response, and what they may send, for this many seconds.
+# Headers for pages of GATEWAY_ORIGINS: those of a response that they may read, and what they may send.
 READABLE = (
     b"access-control-expose-headers",
     b"x-request-id, retry-after, retry-after-ms, x-compute-type, x-compute-time",

@@ -118,10 +118,7 @@ class GenerationBody(Sampling, kw_only=True, forbid_unknown_fields=True):
 
     def request(self, system: System, options: Mapping[str, Any], **fields: Any) -> GenerationRequest:
         given = {name: value for name, value in options.items() if value is not None}
-        defaults = system.sampling
-        if ":" in self.model:  # OpenVINO GenAI has no such penalty with an adapter
-            defaults.pop("repetition_penalty", None)
-        fields |= {"system": system, "options": defaults | given}
+        fields |= {"system": system, "options": given}
         fields |= {"model": self.model, "streams": bool(self.stream), "n": self.n or 1, "fields": self.names()}
         return GenerationRequest(**fields)
 
@@ -151,18 +148,22 @@ class GenerationBody(Sampling, kw_only=True, forbid_unknown_fields=True):
 
 class CompletionsBody(GenerationBody, kw_only=True):
     prompt: Input
-    max_tokens: PositiveInt = 16  # OpenAI's default
+    max_tokens: Annotated[int, Meta(ge=0)] = 16  # OpenAI's default
     echo: bool | None = None
     best_of: int | None = None
     logprobs: LogprobCount | None = None
+    prompt_logprobs: LogprobCount | None = None  # vLLM's
 
     def options(self) -> dict[str, Any]:
         if self.best_of not in (None, self.n or 1):
             raise ApiError(400, "'best_of' must be equal to 'n'.", "best_of", "unsupported_value")
+        prompt_logprobs = self.prompt_logprobs
         if self.echo and self.logprobs is not None:
-            message = "The prompt's tokens have no logprobs here: leave out 'echo' or 'logprobs'."
-            raise ApiError(400, message, "echo", "unsupported_value")
-        return super().options() | {"logprobs": self.logprobs}
+            if prompt_logprobs not in (None, self.logprobs):
+                message = "With 'echo', 'prompt_logprobs' must be equal to 'logprobs'."
+                raise ApiError(400, message, "prompt_logprobs", "unsupported_value")
+            prompt_logprobs = self.logprobs
+        return super().options() | {"logprobs": self.logprobs, "prompt_logprobs": prompt_logprobs}
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
@@ -397,33 +398,58 @@ def joined(pieces: Sequence[Chunk]) -> Chunk:
 class CompletionsForm(Form):
     def __init__(self, body: CompletionsBody) -> None:
         super().__init__(body)
+        self.body = body
         self.offsets: dict[int, int] = {}  # by choice: of its next token in the text
 
     def choice(self, chunk: Chunk) -> dict[str, Any]:
-        return choice(chunk.choice, {"text": chunk.content}, chunk.finish_reason, self.logprobs(chunk))
+        return choice(chunk.choice, {"text": chunk.content}, chunk.finish_reason, **self.logprobs(chunk))
 
     def pieces(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         text, logprobs = chunk.content, self.logprobs(chunk)
         if text or logprobs:
-            yield choice(chunk.choice, {"text": text}, None, logprobs)
+            yield choice(chunk.choice, {"text": text}, None, **logprobs)
         if chunk.finish_reason:
             yield choice(chunk.choice, {"text": ""}, chunk.finish_reason)
 
-    def logprobs(self, chunk: Chunk) -> dict[str, Any] | None:
-        if not chunk.logprobs:
-            return None
+    def logprobs(self, chunk: Chunk) -> dict[str, Any]:
+        """Return the fields `logprobs` and `prompt_logprobs`. The model reports the prompt's tokens first."""
+        fields: dict[str, Any] = {}
+        tokens = chunk.logprobs or []
+        body, is_first = self.body, chunk.choice not in self.offsets
+        scores_prompt = body.prompt_logprobs is not None
+        if tokens and is_first and scores_prompt:
+            fields["prompt_logprobs"] = [*map(vllm_logprobs, tokens[: chunk.prompt_tokens])]
+            if body.logprobs is None or not body.echo:
+                tokens = tokens[chunk.prompt_tokens :]
         offsets = []
         offset = self.offsets.get(chunk.choice, 0)
-        for token in chunk.logprobs:
+        for token in tokens:
             offsets.append(offset)
             offset += len(token.token)
         self.offsets[chunk.choice] = offset
-        return {
-            "tokens": [token.token for token in chunk.logprobs],
-            "token_logprobs": [token.logprob for token in chunk.logprobs],
-            "top_logprobs": [{top.token: top.logprob for top in (token, *token.top)} for token in chunk.logprobs],
-            "text_offset": offsets,
-        }
+        if tokens:
+            fields["logprobs"] = {
+                "tokens": [token.token for token in tokens],
+                "token_logprobs": [token.logprob for token in tokens],
+                "top_logprobs": [*map(openai_logprobs, tokens)],
+                "text_offset": offsets,
+            }
+        return fields
+
+
+def openai_logprobs(token: TokenLogprob) -> dict[str, float | None] | None:
+    """Return the logprobs of a token and its alternatives; None for the first token of a prompt."""
+    return None if token.logprob is None else {top.token: top.logprob for top in (token, *token.top)}
+
+
+def vllm_logprobs(token: TokenLogprob) -> dict[str, dict[str, Any]] | None:
+    if token.logprob is None:
+        return None
+    ranks = {top.id: rank for rank, top in enumerate(token.top, 1)}
+    return {
+        str(one.id): {"logprob": one.logprob, "rank": ranks.get(one.id), "decoded_token": one.token}
+        for one in (token, *token.top)
+    }
 
 
 class ChatForm(Form):
@@ -459,9 +485,13 @@ class ChatForm(Form):
 
 
 def choice(
-    index: int, content: dict[str, Any], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
+    index: int,
+    content: dict[str, Any],
+    finish_reason: str | None = None,
+    logprobs: dict[str, Any] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
-    return {"index": index, **content, "finish_reason": finish_reason, "logprobs": logprobs}
+    return {"index": index, **content, "finish_reason": finish_reason, "logprobs": logprobs, **more}
 
 
 def chat_delta(delta: Delta) -> dict[str, Any]:

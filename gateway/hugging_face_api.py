@@ -254,6 +254,8 @@ async def ask_pipeline(request: Request, system: System, body: HubBody) -> Respo
     seen = seen_image(inputs) if first_kind == "chat" and "images" in fields else None
     if seen:
         inputs, parameters = chat_about(seen), {"return_full_text": False} | parameters
+        if seen.question:
+            parameters.pop("top_k", None)  # at most this many answers; the model gives one
     is_chat = first_kind == "chat" and isinstance(inputs, list) and not all(isinstance(part, str) for part in inputs)
     is_batch = isinstance(inputs, list) and first_kind != "images" and not is_chat
     rows = [cells(system, fields, value) for value in (inputs if is_batch else [inputs])]
@@ -484,7 +486,7 @@ async def generate(request: Request, system: System, body: HubBody) -> Response:
         chat = await completions.chat_request(gateway, ChatBody(model=model, messages=[message], stream=body.stream))
         if seen.question:
             options["logprobs"] = 0  # the score is the product of the probabilities
-        generation = dataclasses.replace(chat, options=chat.system.sampling | options, streams=body.stream)
+        generation = dataclasses.replace(chat, options=options, streams=body.stream)
     elif isinstance(inputs, str):
         check_rows(gateway, [inputs], "inputs", is_list=False)
         found = await find(gateway.served, model, "text_input", body.stream)
@@ -492,7 +494,7 @@ async def generate(request: Request, system: System, body: HubBody) -> Response:
             system=found,
             source="text_input",
             rows=[inputs],
-            options=found.sampling | options,
+            options=options,
             fields={"text_input": "inputs", "structured_outputs": "grammar", "logprobs": "details"},
             model=model,
             streams=body.stream,
@@ -574,7 +576,7 @@ def probability(chunk: Chunk) -> float | None:
 
     The model reports none for the token that ends the text.
     """
-    return math.exp(sum(token.logprob for token in chunk.logprobs)) if chunk.logprobs else None
+    return math.exp(sum(token.logprob or 0.0 for token in chunk.logprobs)) if chunk.logprobs else None
 
 
 def details(chunk: Chunk) -> dict[str, Any]:

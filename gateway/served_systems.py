@@ -83,10 +83,12 @@ class System:
         """Return the names of the adapters that `make add ADAPTERS=...` gave to a language model."""
         return self.parameter(ADAPTERS).split()
 
-    @property
-    def sampling(self) -> dict[str, float]:
+    def sampling(self, adapter: str = "") -> dict[str, float]:
         """Return the options that the checkpoint of a language model asks for, where a request sets none."""
-        return dict(json.loads(self.parameter("sampling") or "{}"))
+        options: dict[str, float] = json.loads(self.parameter("sampling") or "{}")
+        if adapter:  # OpenVINO GenAI has no such penalty with one
+            options.pop("repetition_penalty", None)
+        return options
 
     def parameter(self, name: str) -> str:
         """Return a parameter of the model's configuration, "" if it has none of this name."""

@@ -34,6 +34,7 @@ OPTIONS = {"max_new_tokens": "INT32", "temperature": "FP32", "top_p": "FP32", "s
 NOTHING: tuple[Any, ...] = (None, 0, [], {})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,), "top_k": (0, -1), "repetition_penalty": (1,), "skip_special_tokens": (True,), "logprobs": (),
+    "prompt_logprobs": (),
 }  # fmt: skip
 SAMPLING_PARAMETERS = "sampling_parameters"
 # Option or input of the model -> field of a request to OpenAI's API, where the names differ.
@@ -69,13 +70,21 @@ class GenerationRequest:
     images: Sequence[Image] = ()  # of all messages, in their order
     new_parser: Callable[[], AnswerParser] = PLAIN  # reads one answer
 
+    def __post_init__(self) -> None:
+        """Let the checkpoint have options where the request sets none."""
+        self.options = {**self.system.sampling(self.adapter), **self.options}
+
+    @property
+    def adapter(self) -> str:
+        return self.model.partition(":")[2]
+
 
 class TokenLogprob(msgspec.Struct, omit_defaults=True):
     """A token and its logarithmic probability; `top` has the most probable tokens at its place."""
 
     id: int
     token: str
-    logprob: float
+    logprob: float | None  # None: the first token of a prompt
     bytes: list[int] | None = None  # of a part of a character
     top: list[TokenLogprob] = []
 
@@ -92,7 +101,7 @@ class Chunk(NamedTuple):
     prompt_tokens: int | None  # each piece of a choice repeats them
     new_tokens: int | None  # of the piece
     cached_tokens: int | None  # of the prompt
-    logprobs: list[TokenLogprob] | None  # for each new token
+    logprobs: list[TokenLogprob] | None  # of the prompt's tokens, if asked for, then of each new one
     stop_reason: str | None  # the stop string that ended the choice
 
     @property
@@ -221,8 +230,7 @@ def _seed_tensor(request: GenerationRequest, number: int) -> list[Tensor]:
 def option_tensors(request: GenerationRequest) -> list[Tensor]:
     """Return the options as tensors, without the seed. Raise ApiError for one that the model does not have."""
     inputs, tensors = request.system.inputs, []
-    adapter = request.model.partition(":")[2]
-    sampling: dict[str, Any] = {"lora_name": adapter} if adapter else {}
+    sampling: dict[str, Any] = {"lora_name": request.adapter} if request.adapter else {}
     default: dict[str, Any] = {"temperature": 1.0} if "temperature" in inputs else {}  # OpenAI's
     for name, value in {**default, **request.options}.items():
         if (name if name in OPTIONS else SAMPLING_PARAMETERS) not in inputs:
@@ -256,7 +264,10 @@ async def _pieces(
     gateway: Gateway, request: GenerationRequest, tensors: Sequence[Tensor]
 ) -> AsyncGenerator[list[Piece], None]:
     """Yield each response of the model as its texts. Raise ApiError that names a field of the request."""
-    unneeded = {LOGPROBS: LOGPROBS not in request.options, STOP: not request.options.get("stop")}
+    unneeded = {
+        LOGPROBS: not request.options.keys() & {LOGPROBS, "prompt_logprobs"},
+        STOP: not request.options.get("stop"),
+    }
     wanted = (TEXT, REASON, *COUNTS, LOGPROBS, STOP)
     names = [name for name in wanted if name in request.system.outputs and not unneeded.get(name)]
     prompt_tokens = new_tokens = 0

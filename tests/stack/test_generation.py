@@ -205,7 +205,7 @@ def test_logprobs_and_counts_of_the_cache_are_answered(served, sources, plain, m
 
 
 def test_option_that_the_engine_lacks_is_refused(served):
-    with pytest.raises(TritonError, match=r"option 'logit_bias': OpenVINO GenAI does not have it; vLLM and transform"):
+    with pytest.raises(TritonError, match=r"option 'logit_bias': OpenVINO GenAI does not have it; vLLM, transform"):
         generate(served, "falcon7b", prompt="I am going", sampling_parameters=json.dumps({"logit_bias": {"5": 1}}))
 
 

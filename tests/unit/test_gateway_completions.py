@@ -18,7 +18,8 @@ import pytest
 from gateway import completions, outages
 from gateway.config import Limits
 from gateway.event_streams import EventStream
-from gateway.text_generation import TokenLogprob
+from gateway.text_generation import Chunk, TokenLogprob
+from gateway.tool_calls import Delta
 from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.triton_stand_in import (
     COUNTED,
@@ -401,6 +402,50 @@ def test_logprobs_have_openais_forms(gateway, received, streams) -> None:
     assert sent == [1, 1, 0]
 
 
+SCORED = [
+    TokenLogprob(3, "<s>", None),
+    TokenLogprob(4, " a", -0.25, top=[TokenLogprob(9, "b", -0.1), TokenLogprob(4, " a", -0.25)]),
+    TokenLogprob(5, " ein", -0.5, top=[TokenLogprob(5, " ein", -0.5)]),
+]
+PROMPT_LOGPROBS = [
+    None,
+    {
+        "4": {"logprob": -0.25, "rank": 2, "decoded_token": " a"},
+        "9": {"logprob": -0.1, "rank": 1, "decoded_token": "b"},
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent", "tokens", "own"),
+    [
+        ({"echo": True, "logprobs": 1}, {"logprobs": 1, "prompt_logprobs": 1}, ["<s>", " a", " ein"], None),
+        ({"logprobs": 2, "prompt_logprobs": 0}, {"logprobs": 2, "prompt_logprobs": 0}, [" ein"], PROMPT_LOGPROBS),
+        ({"prompt_logprobs": 2}, {"prompt_logprobs": 2}, [], PROMPT_LOGPROBS),
+        ({"echo": True, "prompt_logprobs": 2}, {"prompt_logprobs": 2}, [], PROMPT_LOGPROBS),
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_tokens_of_prompts_have_logprobs(gateway, received, fields, sent, tokens, own, pieces) -> None:
+    """Send the fields, then read an answer with logprobs of two tokens of the prompt, whole and in two pieces."""
+    complete(gateway, model="sampler", max_tokens=0, **fields)
+    assert json.loads(received[-1].inputs["sampling_parameters"].texts()[0]) == sent
+    assert received[-1].inputs["max_new_tokens"].array().item() == 0
+    reported = SCORED if "logprobs" in fields else SCORED[:2]
+    body = completions.CompletionsBody(model="m", prompt="a", **fields)
+    form = completions.CompletionsForm(body)
+    chunk = Chunk(0, [Delta(content="a ein")], None, 2, 1, None, reported, None)
+    chunks = [chunk] if pieces == 1 else [chunk._replace(logprobs=reported[:2]), chunk._replace(logprobs=reported[2:])]
+    found = [form.logprobs(chunk) for chunk in chunks]
+    lists = [one["logprobs"] for one in found if "logprobs" in one]
+    assert [token for one in lists for token in one["tokens"]] == tokens
+    if "<s>" in tokens:
+        assert [value for one in lists for value in one["token_logprobs"]] == [None, -0.25, -0.5]
+        assert [value for one in lists for value in one["top_logprobs"]][:2] == [None, {"b": -0.1, " a": -0.25}]
+        assert [value for one in lists for value in one["text_offset"]] == [0, 3, 5]
+    assert [one.get("prompt_logprobs") for one in found] == [own, None][:pieces]
+
+
 def test_part_of_a_character_has_the_bytes_that_the_engine_knows() -> None:
     assert completions.chat_token(TokenLogprob(7, "\ufffd", -0.5))["bytes"] is None
     assert completions.chat_token(TokenLogprob(7, "\ufffd", -0.5, [240, 159]))["bytes"] == [240, 159]
@@ -670,7 +715,6 @@ WRONG = {
     "n": 9,
     "logprobs": True,
     "response_format": {"type": "json_object"},
-    "max_tokens": 0,
     "temperature": 2.1,
     "top_p": 0,
     "stop": ["a"] * 17,
@@ -680,7 +724,6 @@ WRONG = {
     "stop_token_ids": [1] * 300,
     "chat_template_kwargs": {"a": 1},
     "guided_json": {},
-    "prompt_logprobs": 1,
     "typical_p": 0.95,
     "bad_words": ["a"],
     "return_token_ids": True,
@@ -704,7 +747,10 @@ WRONG = {
         (COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 3}, "best_of"),
         (COMPLETIONS, {"prompt": ["a"] * 5, "n": 2}, "n"),
         (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
-        (COMPLETIONS, {"prompt": "a", "logprobs": 1, "echo": True}, "echo"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 1, "echo": True, "prompt_logprobs": 2}, "prompt_logprobs"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        (CHAT, {"messages": USER, "max_tokens": 0}, "max_tokens"),
+        (CHAT, {"messages": USER, "prompt_logprobs": 1}, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
         (COMPLETIONS, {"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
         (COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),

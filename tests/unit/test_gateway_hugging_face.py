@@ -117,11 +117,12 @@ def test_file_is_the_whole_body(gateway: RunningGateway, kind: str) -> None:
 
 def test_question_about_an_image_becomes_a_chat(gateway: RunningGateway, triton: TritonStandIn) -> None:
     assert send(gateway, "image-text-to-text", IMAGE, "image/png").json == [{"generated_text": "a cat"}]
-    body = {"inputs": ENCODED, "image": ENCODED, "question": "What is it?"}
+    body = {"inputs": ENCODED, "image": ENCODED, "question": "What is it?", "parameters": {"top_k": 2}}
     triton.received.clear()
     assert send(gateway, "image-text-to-text", body).json == [{"answer": "a cat"}]
     ((message,),) = map(json.loads, columns(triton)["text"])
     assert message["content"] == [{"type": "image", "image": ENCODED}, {"type": "text", "text": "What is it?"}]
+    assert "top_k" not in columns(triton)["parameters"][0]
 
 
 @pytest.mark.parametrize("system", ["image-text-to-text", "image-to-text", "seer"])
@@ -156,7 +157,7 @@ def test_systems_without_another_route_are_listed_and_named_by_their_address(gat
     assert error["message"].endswith("It answers /models/summarization.")
 
 
-# What LangChain's HuggingFaceEndpoint sends, but for typical_p, which is 0.95 by default.
+# The parameters that LangChain's HuggingFaceEndpoint sends, without typical_p, which is 0.95 by default.
 LANGCHAIN = {
     "max_new_tokens": 2, "top_k": 10, "top_p": 0.95, "temperature": 0.8, "repetition_penalty": None, "truncate": None,
     "return_full_text": False, "stop": [], "seed": None, "do_sample": False, "watermark": False,

@@ -189,7 +189,7 @@ def test_options_have_one_meaning_wherever_they_are(read, inputs, parameters, ex
             {"max_tokens": 4},
             "option 'max_new_tokens' is set twice, with different values",
         ),
-        ({"max_new_tokens": [0]}, {}, "input 'max_new_tokens' must be a whole number of at least 1"),
+        ({"max_new_tokens": [-1]}, {}, "input 'max_new_tokens' must be a whole number of at least 0"),
         ({}, {"max_tokens": 1.5}, "parameter 'max_tokens' must be a whole number"),
         ({}, {"max_tokens": "many"}, "parameter 'max_tokens' must be a whole number"),
         ({}, {"temperature": "nan"}, "parameter 'temperature' must be 0"),

@@ -137,6 +137,18 @@ class Reference:
             ],
         }
 
+    @torch.inference_mode()
+    def prompt_logprobs(self, prompt: str, count: int) -> list[dict[str, Any]]:
+        ids = self.tokenizer(prompt).input_ids
+        scores = self.model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        tops = [own.topk(count).indices.tolist() for own in scores]
+        rows = zip(ids[1:], scores, tops, strict=True)
+        first = {"id": ids[0], "token": self.tokenizer.decode([ids[0]]), "logprob": None, "top": []}
+        return [
+            first,
+            *(self.entry(token, own) | {"top": [self.entry(id, own) for id in top]} for token, own, top in rows),
+        ]
+
     def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(
             tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
@@ -219,6 +231,30 @@ def test_options_mean_the_same_on_each_engine_in_one_batch(model, reference):
         assert actual == answer, (prompt, options)
 
 
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_tokens_of_a_prompt_are_scored(model, stream, reference, prompt):
+    """Send the same prompt again, of which an engine may keep keys and values, and score it without a new token."""
+    options = {"prompt_logprobs": 3, "logprobs": 1, "ignore_eos": True}
+    answer = reference.answer(prompt, options)
+    answer["logprobs"] = reference.prompt_logprobs(prompt, 3) + answer["logprobs"]
+    for _ in range(2):
+        (whole,) = pieces(send(model, prompt, stream=False, **options))
+        assert (whole["text"], whole["logprobs"]) == (answer["text"], answer["logprobs"])
+    assert [own for piece in stream(prompt, **options) for own in piece["logprobs"]] == answer["logprobs"]
+    (scored,) = pieces(send(model, prompt, stream=False, prompt_logprobs=0, max_new_tokens=0))
+    expected = {"text": prompt, "finish_reason": "length", "num_output_tokens": 0}
+    assert scored | expected | {"logprobs": reference.prompt_logprobs(prompt, 0)} == scored
+
+
+def test_end_of_a_scored_text_has_logprobs(model, reference):
+    """Let clients drop the last entry, whichever token it is."""
+    prompt = PROMPTS[0]
+    new = reference.tokens(prompt, {})
+    assert len(new) < TOKENS
+    (answer,) = pieces(send(model, prompt, stream=False, prompt_logprobs=0, logprobs=0))
+    assert [own["id"] for own in answer["logprobs"]] == [*reference.tokenizer(prompt).input_ids, *new]
+
+
 def has_biases(model: Any) -> bool:
     prompts: ModuleType = importlib.import_module("shared.prompts")
     return model.engine_name in prompts.ENGINES["logit_bias"]
@@ -270,7 +306,9 @@ def test_options_that_do_not_fit_the_model_are_refused(model, options, reason):
     code, message = request.sender.responses[0].error
     assert code == "INVALID_ARG"
     if "logit_bias" in options and not has_biases(model):
-        reason = "option 'logit_bias': OpenVINO GenAI does not have it; vLLM and transformers (FORMAT=python) do"
+        reason = (
+            "option 'logit_bias': OpenVINO GenAI does not have it; vLLM, transformers (FORMAT=python) and AWS Neuron do"
+        )
     assert message.startswith(reason)
 
 

@@ -197,7 +197,14 @@ def test_stats_count_the_cache_and_the_prompts_found_in_it(module, assembled):
 def test_text_that_the_engine_ends_early_has_the_reason(module, assembled, monkeypatch, structure, reason):
     engine, _ = load(module, assembled)
     ended = SimpleNamespace(token_ids=[], finish_reason="error", logprobs=None)
-    output = SimpleNamespace(request_id="1", finished=True, num_cached_tokens=None, outputs=[ended])
+    output = SimpleNamespace(
+        request_id="1",
+        finished=True,
+        num_cached_tokens=None,
+        outputs=[ended],
+        prompt_token_ids=[1, 5],
+        prompt_logprobs=None,
+    )
     engine.add(1, [1, 5], options(structured_outputs=structure))
     monkeypatch.setattr(engine.engine, "step", lambda: [output])
     (new,) = engine.step()

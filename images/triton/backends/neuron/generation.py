@@ -13,6 +13,7 @@ from shared.batched_generation import BatchedGeneration
 from shared.continuation import Row
 from shared.decoding import Decoder
 from shared.lean_transformers import transformers
+from shared.prompts import NEURON
 from shared.types import BadRequest, ConfigError
 
 # The first release whose stopping criteria return a value for each row.
@@ -21,6 +22,8 @@ NO_SAMPLING = "this model is compiled to choose the most probable token on the d
 
 
 class NeuronGeneration(BatchedGeneration):
+    engine_name = NEURON
+
     def __init__(self, compiled: CompiledLLM, cores: Cores, load: Callable[[], object]) -> None:
         self.compiled = compiled
         self.cores = cores

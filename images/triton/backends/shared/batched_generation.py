@@ -105,6 +105,8 @@ class BatchedGeneration(TextGeneration):
                 job.update(check)
 
         try:
+            for row in rows:
+                self.score_prompt(row)
             with adapted(self.decoder.model, [row.options.adapter for row in rows]):
                 self.decoder.generate(rows, after_token)
         except Exception as error:
@@ -114,6 +116,12 @@ class BatchedGeneration(TextGeneration):
         for row in rows:
             self.count_end(row)
         return None
+
+    def score_prompt(self, row: Row[Job]) -> None:
+        if (count := row.options.prompt_logprobs) is not None:
+            with adapted(self.decoder.model, [row.options.adapter]):
+                scores = self.decoder.prompt_logprobs(row.prompt_tokens, count)
+                row.score_prompt(scores, self.decoder.decode, self.decoder.bytes_of)
 
     def count_padding(self, lengths: list[int]) -> None:
         """Count what fills the prompts of these lengths up to the longest."""

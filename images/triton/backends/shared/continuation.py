@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -34,6 +34,7 @@ class Options:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None  # the number of alternatives to each token; 0: only the token itself
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
@@ -70,6 +71,8 @@ class Row(Generic[Owner]):
         self.options = options
         self.images: Any = None  # the model's inputs for the images among the tokens
         self.done = False
+        self.drops_tokens = False  # the request wants no new token, and the engine must add one
+        self.scored: list[dict[str, Any]] = []  # the logprobs of the prompt's tokens, if asked
         self.reset()
 
     def reset(self) -> None:
@@ -79,8 +82,9 @@ class Row(Generic[Owner]):
         self.first_token_at = self.last_token_at = math.nan  # by time.monotonic()
         # Tokens of the prompt whose keys and values the engine had; None if it does not count them.
         self.cached_tokens: int | None = 0
-        self.logprobs: list[dict[str, Any]] = []  # for each new token except the one that ended the text, if asked
-        self.spans: list[tuple[int, int]] = []  # where the text of each begins and ends in `decoded`
+        # After those of the prompt, for each new token except the one that ended the text, if asked.
+        self.logprobs = [*self.scored]
+        self.spans = [(-1, -1)] * len(self.scored)  # where the text of each begins and ends in `decoded`
         self.finish_reason = ""  # "stop" or "length" when the text has ended by itself
         self.stop_reason = ""  # the stop string that ended it
         self.decoded = ""
@@ -92,6 +96,17 @@ class Row(Generic[Owner]):
     def new_tokens(self) -> int:
         return len(self.tokens) - len(self.prompt_tokens)
 
+    def score_prompt(
+        self, scores: Iterable[Logprobs], decode: Callable[[list[int], bool], str], bytes_of: BytesOf
+    ) -> None:
+        """Take the logprobs of the prompt's tokens but the first, which has none. There is no new token yet."""
+        named_scores = (
+            named(token, own, decode, bytes_of) for token, own in zip(self.prompt_tokens[1:], scores, strict=True)
+        )
+        first = named(self.prompt_tokens[0], Logprobs(0.0), decode, bytes_of) | {"logprob": None}
+        self.scored = [first, *named_scores]
+        self.logprobs, self.spans = [*self.scored], [(-1, -1)] * len(self.scored)
+
     def add(
         self,
         token: int,
@@ -101,6 +116,9 @@ class Row(Generic[Owner]):
         bytes_of: BytesOf = lambda token: None,
     ) -> None:
         """Add a new token. `end_tokens` are the model's own; `decode` gets tokens and whether to skip special ones."""
+        if self.drops_tokens:
+            self.done, self.finish_reason = True, "length"
+            return
         self.last_token_at = time.monotonic()
         if not self.new_tokens:
             self.first_token_at = self.last_token_at
@@ -110,7 +128,8 @@ class Row(Generic[Owner]):
         self.done = ends or self.new_tokens >= own.max_new_tokens
         begin, read = len(self.decoded), self.read
         self.decoded += self._new_text(decode, len(self.tokens) - ends)
-        if logprobs and own.logprobs is not None and not ends:
+        # Clients that score prompts drop the last entry, that of the new token, whichever it is.
+        if logprobs and own.logprobs is not None and (not ends or own.prompt_logprobs is not None):
             self.logprobs.append(named(token, logprobs, decode, bytes_of))
         if self.logprobs:
             self.spans += [(begin, len(self.decoded))] * (self.read - read)
@@ -137,7 +156,7 @@ class Row(Generic[Owner]):
 
     @property
     def known_logprobs(self) -> int:
-        """Return how many of the new tokens, from the first, have a text that is in `text` and will stay there."""
+        """Return how many of `logprobs`, from the first, are of tokens whose text is in `text` and will stay there."""
         if not self.done:
             return bisect_right(self.spans, len(self.text), key=lambda span: span[1])
         if not self.stop_reason:

@@ -36,6 +36,7 @@ class NewTokens:
     error: str | BadRequest = ""  # the reason why the engine could not continue it
     logprobs: Sequence[Logprobs] = ()  # those of the tokens, if the options ask for them
     cached_tokens: int | None = None  # tokens of the prompt whose keys and values the engine had, if it counts them
+    prompt_logprobs: Sequence[Logprobs] = ()  # of the prompt's tokens but the first, once, if the engine scores them
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,8 @@ class ContinuousGeneration(TextGeneration):
         self.metrics.add(generated_tokens=len(new.tokens))
         row.cached_tokens = new.cached_tokens
         try:
+            if new.prompt_logprobs:
+                row.score_prompt(new.prompt_logprobs, self.tokenizer.decode, self.tokenizer.bytes_of)
             for token, logprobs in itertools.zip_longest(new.tokens, new.logprobs):
                 if not row.done:
                     row.add(token, self.tokenizer.end_tokens, self.tokenizer.decode, logprobs, self.tokenizer.bytes_of)

@@ -9,7 +9,7 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import groupby, starmap
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from shared.lean_transformers import transformers
 from shared.packing import RunCost, cheapest_cut
 from shared.positions import context_of
 from shared.pretrained import rotary_context
+from shared.prompt_scores import CHUNK, logprobs_of
 from shared.structure import DEAD_END, token_bytes, vocabulary
 from shared.structure_worker import new_compiler, xgrammar
 from shared.types import BadRequest
@@ -35,6 +36,8 @@ READ_AGAIN = 0.02
 # The text whose tokens are the prompts of a trial, and the tokens that it adds.
 SAMPLE = "The ferry leaves the harbour at nine, and the island has no shop. "
 TRIAL = 4
+# Bytes of the scores of a prompt's tokens, which this engine has all at once.
+MAX_SCORES = 2 << 30
 
 
 class Decoder:
@@ -179,6 +182,19 @@ class Decoder:
         )
         if not all(row.done for row in rows):
             raise RuntimeError("the model stopped before every text was done")
+
+    def prompt_logprobs(self, prompt: list[int], count: int) -> Iterator[Logprobs]:
+        """Yield the logprobs of the prompt's tokens but the first, each with `count` alternatives."""
+        if (size := len(prompt) * self.vocabulary * self.model.dtype.itemsize) > MAX_SCORES:
+            raise BadRequest(
+                f"option 'prompt_logprobs': the scores of {len(prompt)} tokens take {size / 1e9:.1f} GB; at most "
+                f"{MAX_SCORES / 1e9:.0f} are computed at once"
+            )
+        with torch.inference_mode():
+            scores = self.model(torch.tensor([prompt], device=self.device)).logits[0]
+        for begin in range(0, len(prompt) - 1, CHUNK):
+            tokens = prompt[begin + 1 : begin + 1 + CHUNK]
+            yield from logprobs_of(scores[begin : begin + len(tokens)].float().cpu().numpy(), tokens, count)
 
     def padded(self, prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a row of tokens for each prompt, and the mask of those that are no padding."""

@@ -28,6 +28,7 @@ from shared.genai_pipeline import (
     read_graph,
     tensor,
 )
+from shared.genai_scores import PromptScores
 from shared.genai_structure import StructuredTexts, Waiting, output_config
 from shared.genai_trial import check_bfloat16
 from shared.image_rows import FIRST
@@ -38,7 +39,7 @@ from shared.row_adapters import check_adapter
 from shared.structure import DEAD_END
 from shared.structure_worker import Structure
 from shared.text_tokenizer import LIMITS
-from shared.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
+from shared.types import BadRequest, Cancelled, ConfigError, InstanceArgs, ModelConfig
 
 if TYPE_CHECKING:
     from shared.chat_images import Inputs
@@ -102,9 +103,19 @@ class GenAIGeneration(ContinuousGeneration):
                 reason = str(error).strip().splitlines()[-1]
                 raise ConfigError(f"OpenVINO GenAI cannot load {folder}: {reason}") from None
         self.adapters = limits.get("adapters", [])
+        self.scores = PromptScores(args["model_name"], folder, settings)
         load_structured = partial(structured_texts, folder, tokenizer, tokens)
         precision = precision_label(limits["weights"], dtype)
         return GenAIEngine(pipeline, precision, self.tokenizer.end_tokens, load_structured, draft)
+
+    def row(self, job: Job, *arguments: Any) -> Row[Job]:
+        row = super().row(job, *arguments)
+        if (count := row.options.prompt_logprobs) is not None:
+            if job.sender.is_cancelled():
+                raise Cancelled("the client cancelled the request")
+            scores = self.scores.of(row.prompt_tokens, row.options.adapter or 0, count)
+            row.score_prompt(scores, self.tokenizer.decode, self.tokenizer.bytes_of)
+        return row
 
     def prepare_structure(self, structure: Structure) -> Structure:
         self.engine.prepare_structures()

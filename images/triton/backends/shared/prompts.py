@@ -101,11 +101,12 @@ def biases(value: Any) -> dict[int, float]:
 
 
 PENALTY = Rule(float, lambda p: -MAX_PENALTY <= p <= MAX_PENALTY, f"from -{MAX_PENALTY} to {MAX_PENALTY}")
+LOGPROBS = Rule(whole_number, lambda n: 0 <= n <= MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}")
 FLAG = Rule(flag, lambda _: True, "true or false")
 JSON_OBJECT = Rule(partial(parsed, kind=dict), lambda _: True, "an object")
 # The options that a model's config.pbtxt may set as parameters.
 NUMBERS = {
-    "max_new_tokens": Rule(whole_number, lambda n: 1 <= n < 2**31, "a whole number of at least 1", 64),
+    "max_new_tokens": Rule(whole_number, lambda n: 0 <= n < 2**31, "a whole number of at least 0", 64),
     "temperature": Rule(float, lambda t: 0 <= t < math.inf, "0 (always the most probable token) or more", 0.0),
     "top_p": Rule(float, lambda p: 0 < p <= 1, "more than 0 and at most 1", 1.0),
     "seed": Rule(whole_number, lambda seed: 0 <= seed < 2**63, "a whole number from 0 to 2^63 - 1"),
@@ -131,7 +132,8 @@ RULES = NUMBERS | {
         lambda own: len(own) <= MAX_BIASES and all(id >= 0 and abs(bias) <= MAX_BIAS for id, bias in own.items()),
         f"an object of at most {MAX_BIASES} token ids with numbers from -{MAX_BIAS} to {MAX_BIAS}",
     ),
-    "logprobs": Rule(whole_number, lambda n: 0 <= n <= MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"),
+    "logprobs": LOGPROBS,
+    "prompt_logprobs": LOGPROBS,
     "ignore_eos": FLAG,
     "min_tokens": Rule(whole_number, lambda n: 0 <= n < 2**31, "a whole number of at least 0"),
     "stop_token_ids": Rule(
@@ -153,9 +155,10 @@ RULES = NUMBERS | {
 }
 
 # The engines that have an option; each engine has the options that are not listed here.
-OPENVINO, VLLM, TRANSFORMERS = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)"
+OPENVINO, VLLM, TRANSFORMERS, NEURON = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)", "AWS Neuron"
 ENGINES: dict[str, tuple[str, ...]] = {
-    "logit_bias": (VLLM, TRANSFORMERS),
+    "logit_bias": (VLLM, TRANSFORMERS, NEURON),
+    "prompt_logprobs": (OPENVINO, VLLM, TRANSFORMERS),
 }
 
 
@@ -266,8 +269,8 @@ def response_outputs(
 def check_available(request: PromptRequest, engine: str) -> None:
     """Raise BadRequest for an option that the engine lacks. Name the engines that have it."""
     for name, engines in ENGINES.items():
-        if request.options.get(name) and engine not in engines:
-            remedy = f"{' and '.join(engines)} {'do' if len(engines) > 1 else 'does'}"
+        if request.options.get(name) not in (None, {}) and engine not in engines:
+            remedy = f"{', '.join(engines[:-1])} and {engines[-1]} do"
             raise BadRequest(f"option '{name}': {engine} does not have it; {remedy}")
 
 

@@ -110,7 +110,7 @@ def byte_decoder(tokenizer: Tokenizer) -> Callable[[str], bytes] | None:
     decoder = (tokenizer.decoder.__getstate__() if tokenizer.decoder else b"").decode()
     if '"ByteLevel"' in decoder:
         return byte_level
-    # What SentencePiece writes for a space.
+    # SentencePiece writes this character in place of a space.
     return sentence_piece if "\u2581" in decoder or "\\u2581" in decoder else None
 
 

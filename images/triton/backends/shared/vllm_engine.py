@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -240,7 +240,7 @@ class VllmEngine(TokenEngine):
     def __init__(self, arguments: dict[str, Any]) -> None:
         # vLLM keeps its CUDA streams per thread: the thread that loads it makes all calls.
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
-        self.keys: dict[int, int] = {}  # of the running texts, with the number of alternatives to each token
+        self.keys: dict[int, Options] = {}  # of the running texts
         self.structured: set[int] = set()  # the texts with a structure
         self.counted: set[int] = set()  # the texts whose cached tokens are in `prefix_tokens`
         self.prefix_tokens = 0
@@ -289,6 +289,7 @@ class VllmEngine(TokenEngine):
             repetition_penalty=options.repetition_penalty,
             logit_bias=dict(options.logit_bias) or None,
             logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
             min_tokens=options.min_tokens,
             ignore_eos=True,  # the backend and the engine must agree on which tokens end a text
             stop_token_ids=sorted({*options.stop_token_ids, *(() if options.ignore_eos else self.end_tokens)}),
@@ -299,7 +300,7 @@ class VllmEngine(TokenEngine):
         adapter = {"lora_request": options.adapter} if options.adapter else {}
         prompt = prompt or TokensPrompt(prompt_token_ids=tokens)
         self.call(partial(self.engine.add_request, **adapter), str(key), prompt, sampling)
-        self.keys[key] = options.logprobs or 0
+        self.keys[key] = options
         if structure:
             self.structured.add(key)
 
@@ -318,7 +319,7 @@ class VllmEngine(TokenEngine):
 
     def new_tokens(self, output: Any) -> NewTokens:
         key, (completion,) = int(output.request_id), output.outputs
-        count = self.keys[key]
+        options = self.keys[key]
         if key not in self.counted:
             self.counted.add(key)
             self.prefix_tokens += output.num_cached_tokens or 0
@@ -329,12 +330,12 @@ class VllmEngine(TokenEngine):
             error = BadRequest(DEAD_END) if is_dead_end else f"vLLM ended the text: {completion.finish_reason}"
         if output.finished:
             self.forget(key)
-        logprobs = [
-            Logprobs(position[token].logprob, most_probable(position, count))
-            for token, position in zip(completion.token_ids, completion.logprobs or (), strict=False)
-        ]
+        logprobs = read_logprobs(completion.token_ids, completion.logprobs or (), options.logprobs or 0)
+        prompt = (output.prompt_logprobs or ())[1:]
+        prompt_logprobs = read_logprobs(output.prompt_token_ids[1:], prompt, options.prompt_logprobs or 0)
         tokens = [] if error else list(completion.token_ids)
-        return NewTokens(key, tokens, output.finished, error, logprobs, output.num_cached_tokens or 0)
+        cached = output.num_cached_tokens or 0
+        return NewTokens(key, tokens, output.finished, error, logprobs, cached, prompt_logprobs)
 
     def forget(self, key: int) -> None:
         self.keys.pop(key, None)
@@ -347,6 +348,14 @@ class VllmEngine(TokenEngine):
     def close(self) -> None:
         self.call(self.engine.engine_core.shutdown)
         self.thread.shutdown()
+
+
+def read_logprobs(tokens: Sequence[int], positions: Sequence[Mapping[int, Any]], count: int) -> list[Logprobs]:
+    """Return those of each token, with so many alternatives; none if vLLM reports none."""
+    return [
+        Logprobs(position[token].logprob, most_probable(position, count))
+        for token, position in zip(tokens, positions, strict=False)
+    ]
 
 
 def most_probable(position: Mapping[int, Any], count: int) -> list[tuple[int, float]]:

@@ -212,6 +212,8 @@ class LLMEngine:
             request_id=request.id,
             finished=reason is not None,
             num_cached_tokens=request.cached_tokens,
+            prompt_token_ids=request.prompt,
+            prompt_logprobs=self.prompt_logprobs(request),
             outputs=[
                 SimpleNamespace(
                     token_ids=[token] if delta else request.new,
@@ -220,6 +222,14 @@ class LLMEngine:
                 )
             ],
         )
+
+    def prompt_logprobs(self, request: Request) -> list[dict[int, Any] | None] | None:
+        """Return those of each token of the prompt with the first new token, as vLLM does."""
+        count, prompt = request.params.prompt_logprobs, request.prompt
+        if count is None or len(request.new) > 1:
+            return None
+        scores = self.model(torch.tensor([prompt])).logits[0, :-1].float().log_softmax(-1)
+        return [None, *(position(token, own, count) for token, own in zip(prompt[1:], scores, strict=True))]
 
     def shut_down(self) -> None:
         del self.model
