@@ -27,7 +27,8 @@ from triton_transformers.triton import batching, generates, is_front
 
 TRITON_S = 2.0
 STATIC = Path(__file__).parent / "static"
-MEDIA_TYPES = {"page.css": "text/css", "page.js": "text/javascript", "page_answers.js": "text/javascript"}
+SCRIPTS = "page.js", "page_answers.js", "page_requests.js"
+MEDIA_TYPES = {"page.css": "text/css", **dict.fromkeys(SCRIPTS, "text/javascript")}
 # No other site may show a page and have its buttons clicked.
 CLOSED = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # The page runs only its own script and style.

@@ -167,9 +167,10 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
             Field("prompt", "Prompt", value=prompt, rows=3),
             *([Field("mode", "Mode", "choice", choices=modes[:: -1 if skills else 1])] if len(modes) > 1 else []),
             *([Field("system", "System message, for a chat", required=False)] if len(modes) > 1 else []),
+            *([Field("tools", "Tools (JSON, optional), for a chat", required=False)] if "tools" in skills else []),
             *([Field("image", f"{IMAGE_LABEL}, for a chat", "image", required=False)] if "images" in skills else []),
             Field("max_tokens", "Maximum tokens", "number", tokens, min="1", step="1"),
-            Field("temperature", "Temperature", "number", f"{system.sampling.get('temperature', 0)}", step="0.1"),
+            Field("temperature", "Temperature", "number", f"{system.sampling().get('temperature', 0)}", step="0.1"),
         ]
         return Box("generation", fields, "Generate", streams)
     if page_pipelines.is_pipeline(system):

@@ -142,17 +142,12 @@ function cosine(a, b) {
   return product / (Math.sqrt(squaresOfA * squaresOfB) || 1);
 }
 
-// The turns of the chat in each form.
-const conversations = new WeakMap();
-
 // --- one function for each kind of box: it sends the fields and shows the answer -------------------------------------------
 
 const boxes = {
-  async embedding({ system, fields, answer, signal, elapsed }) {
+  async embedding({ request, fields, answer, signal, elapsed }) {
     const texts = lines(fields.texts);
-    const first = fields.image ? { image: fields.image } : fields.query;
-    const body = { model: system, input: [first, ...texts], encoding_format: "float" };
-    const { data, usage } = await (await post("/v1/embeddings", body, signal)).json();
+    const { data, usage } = await (await post(...request, signal)).json();
     const [query, ...vectors] = data.map((entry) => entry.embedding);
     const rows = texts.map((label, i) => ({ label, similarity: cosine(query, vectors[i]) }));
     rows.sort((a, b) => b.similarity - a.similarity);
@@ -162,9 +157,9 @@ const boxes = {
     );
   },
 
-  async rerank({ system, fields, answer, signal, elapsed }) {
-    const documents = lines(fields.texts);
-    const { results, usage } = await (await post("/v1/rerank", { model: system, query: fields.query, documents }, signal)).json();
+  async rerank({ request, answer, signal, elapsed }) {
+    const [, { documents }] = request;
+    const { results, usage } = await (await post(...request, signal)).json();
     const scores = results.map((result) => result.relevance_score);
     // Scores between 0 and 1 are shown as they are; others, such as logits, relative to the best and the worst.
     const inUnitInterval = scores.every((score) => score >= 0 && score <= 1);
@@ -177,34 +172,28 @@ const boxes = {
     answer.replaceChildren(...bars(rows), note("relevance", tokens(usage), elapsed()));
   },
 
-  async classify({ system, fields, answer, signal, elapsed }) {
-    const texts = lines(fields.input);
-    const { data, usage } = await (await post("/v1/classify", { model: system, input: texts }, signal)).json();
+  async classify({ request, answer, signal, elapsed }) {
+    const [, { input }] = request;
+    const { data, usage } = await (await post(...request, signal)).json();
     const rows = data.map(({ index, label, probs }) => {
       const probability = Math.max(...probs);
-      return { label: `${texts[index]} → ${label}`, value: rounded(probability), share: probability };
+      return { label: `${input[index]} → ${label}`, value: rounded(probability), share: probability };
     });
     answer.replaceChildren(...bars(rows), note(tokens(usage), elapsed()));
   },
 
-  async generation({ system, fields, form, answer, signal, elapsed, milliseconds, streams }) {
+  async generation({ request: [path, body], fields, form, answer, signal, elapsed, milliseconds, streams }) {
     const chats = fields.mode === "chat";
-    const body = { model: system, max_tokens: Number(fields.max_tokens), temperature: Number(fields.temperature) };
-    // The server finds the format in the file itself.
-    const image = { type: "image_url", image_url: { url: `data:image/jpeg;base64,${fields.image}` } };
-    const content = fields.image ? [image, { type: "text", text: fields.prompt }] : fields.prompt;
-    const before = chats ? conversations.get(form) ?? [] : [];
-    const turns = [...before, { role: "user", content, shown: fields.prompt }];
-    const opening = fields.system ? [{ role: "system", content: fields.system }] : [];
-    if (chats) body.messages = [...opening, ...turns].map(({ role, content }) => ({ role, content }));
-    else body.prompt = fields.prompt;
-    if (streams) Object.assign(body, { stream: true, stream_options: { include_usage: true } });
-    const response = await post(chats ? "/v1/chat/completions" : "/v1/completions", body, signal);
+    const turns = chats ? [...(conversations.get(form) ?? []), ...nextMessages(fields, form)] : [];
+    const options = streams ? { stream: true, stream_options: { include_usage: true } } : {};
+    const response = await post(path, { ...body, ...options }, signal);
     const text = element("p", "text growing");
     if (!chats) text.append(element("span", "faint", fields.prompt));
-    const said = turns.map(({ role, shown }) => element("p", role === "user" ? "asked" : "text", shown));
-    answer.replaceChildren(...(chats ? said : []), text);
+    const said = turns.map(({ role, shown, tool_calls: calls }) =>
+      element("p", role === "assistant" ? "text" : "asked", shown, ...(calls ?? []).map(callNode)));
+    answer.replaceChildren(...said, text);
     let whole = "";
+    const calls = [];
     const thoughts = element("span", "faint thoughts");
     let first = 0;
     let reason = "";
@@ -214,9 +203,14 @@ const boxes = {
         usage = piece.usage ?? usage;
         const [choice] = piece.choices;
         if (!choice) continue;
-        const { reasoning_content: reasoning, content } = choice.delta ?? choice.message ?? {};
+        const { reasoning_content: reasoning, content, tool_calls: called = [] } = choice.delta ?? choice.message ?? {};
         const added = choice.text ?? content ?? "";
-        if (reasoning || added) first ||= milliseconds();
+        if (reasoning || added || called.length) first ||= milliseconds();
+        called.forEach((call, i) => {
+          const place = call.index ?? i; // a stream has the arguments in pieces
+          if (calls[place]) calls[place].function.arguments += call.function.arguments;
+          else calls[place] = { id: call.id, type: call.type, function: { arguments: "", ...call.function } };
+        });
         if (reasoning && !thoughts.isConnected) text.append(thoughts);
         thoughts.append(reasoning ?? "");
         text.append(added);
@@ -225,9 +219,11 @@ const boxes = {
       }
     } finally {
       text.classList.remove("growing");
+      text.append(...calls.map(callNode));
     }
     if (chats) {
-      conversations.set(form, [...turns, { role: "assistant", content: whole, shown: whole }]);
+      const answered = { role: "assistant", content: whole, shown: whole, ...(calls.length && { tool_calls: calls }) };
+      conversations.set(form, [...turns, answered]);
       form.querySelector("[data-new]").hidden = false;
       form.elements.prompt.value = "";
       if (form.elements.image) choose(form.elements.image);
@@ -235,7 +231,7 @@ const boxes = {
     answer.append(
       note(
         usage && `${usage.prompt_tokens} + ${usage.completion_tokens} tokens`,
-        { length: "stopped at the maximum number of tokens", stop: "the model ended the text" }[reason],
+        ENDS[reason],
         streams && first && `first piece after ${first} ms`,
         streams && usage && rate(usage.completion_tokens - 1, milliseconds() - first),
         elapsed(),
@@ -243,22 +239,30 @@ const boxes = {
     );
   },
 
-  async pipeline({ system, fields: { candidate_labels: labels, ...fields }, form, answer, signal, elapsed }) {
+  async pipeline({ fields: { candidate_labels: labels, ...fields }, form, answer, signal, elapsed }) {
     if (fields.table) fields.table = JSON.stringify(table(fields.table));
-    if (labels) {
-      const candidates = labels.split(",").map((label) => label.trim()).filter(Boolean);
-      fields.parameters = JSON.stringify({ ...readJson(fields.parameters ?? "{}", "Parameters"), candidate_labels: candidates });
-    }
-    const { outputs } = await (await post(`/try/${encodeURIComponent(system)}`, { inputs: fields }, signal)).json();
+    if (labels) fields.parameters = JSON.stringify(callParameters(fields.parameters, labels));
+    const { outputs } = await (await post(...requests.other(fields, form), signal)).json();
     const result = JSON.parse(outputs[0].data[0]);
     answer.replaceChildren(...await drawn(form.dataset.answer, result, fields), note(elapsed()));
   },
 
-  async other({ system, fields, answer, signal, elapsed }) {
-    const { outputs } = await (await post(`/try/${encodeURIComponent(system)}`, { inputs: fields }, signal)).json();
+  async other({ request, fields, answer, signal, elapsed }) {
+    const { outputs } = await (await post(...request, signal)).json();
     answer.replaceChildren(...outcome(outputs, fields), note(elapsed()));
   },
 };
+
+// Why a text ended.
+const ENDS = {
+  length: "stopped at the maximum number of tokens",
+  stop: "the model ended the text",
+  tool_calls: "the next message is the result of the call",
+};
+
+function callNode({ function: { name, arguments: given } }) {
+  return element("code", "call", `${name}(${given})`);
+}
 
 function outcome(outputs, fields) {
   // Recognize the answers of tasks by the names of their outputs; show other tensors as numbers and texts.
@@ -380,7 +384,7 @@ function choose(input, ...files) {
   const transfer = new DataTransfer();
   files.forEach((file) => transfer.items.add(file));
   input.files = transfer.files;
-  input.dispatchEvent(new Event("change"));
+  input.dispatchEvent(new Event("change", { bubbles: true }));
 }
 
 function prepareFile(field) {
@@ -496,9 +500,10 @@ function prepare(form) {
     const elapsed = () => `${milliseconds()} ms`;
     try {
       const fields = await readFields(form);
-      const system = form.closest("article").dataset.system;
       const streams = "streams" in form.dataset;
-      await boxes[form.dataset.box]({ system, fields, form, answer, signal: running.signal, elapsed, milliseconds, streams });
+      // A pipeline's own box sends less than its command shows.
+      const request = form.dataset.box === "pipeline" ? [] : requestOf(form, fields);
+      await boxes[form.dataset.box]({ request, fields, form, answer, signal: running.signal, elapsed, milliseconds, streams });
     } catch (error) {
       if (error.name === "AbortError") answer.append(note("stopped", elapsed()));
       else if (error instanceof Refused) answer.replaceChildren(element("p", "error", error.message));
@@ -510,6 +515,7 @@ function prepare(form) {
       answer.removeAttribute("aria-busy");
     }
   });
+  prepareCommand(form);
   form.hidden = false;
 }
 

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -400,6 +402,32 @@ def test_chat_box_sends_messages(page: Page, triton: TritonStandIn) -> None:
 
 
 @pytest.mark.slow
+def test_call_of_a_tool_is_shown_and_the_next_message_is_its_result(
+    page: Page, triton: TritonStandIn, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = GENERATION_INPUTS | {"sampling_parameters": ("STRING", [1])}
+    called = ['<tool_call>\n{"name": "now", ', '"arguments": {"zone": "UTC"}}\n</tool_call>']
+    model = generator("caller", inputs, pieces=called)
+    model.optional, model.parameters = tuple(inputs), {"tool_parser": "hermes"}
+    monkeypatch.setitem(triton.models, "caller", model)
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    with running_gateway(replace(config, systems=("caller",))) as running:
+        page.browser.get(running.url)
+        page.form("caller").find_element(By.NAME, "tools").send_keys(json.dumps([tool]))
+        text = page.send("caller", prompt="What time is it?")
+        assert text.splitlines()[:2] == ["What time is it?", 'now({"zone": "UTC"})']
+        assert "the next message is the result of the call" in text
+        page.form("caller").find_element(By.NAME, "prompt").send_keys("12:00", Keys.CONTROL, Keys.ENTER)
+        page.wait(lambda: "12:00" in page.text("caller") and not page.answer("caller").get_attribute("aria-busy"))
+        asked, answered, result = json.loads(triton.received[-1].inputs["messages"].texts()[0])
+        assert asked == {"role": "user", "content": "What time is it?"}
+        assert answered["tool_calls"][0]["function"]["name"] == "now"
+        assert (result["role"], result["content"]) == ("tool", "12:00")
+        assert page.send("caller", prompt="x", tools="[").startswith("Tools: this is not JSON")
+        page.open()  # before its server ends, because the page would log that
+
+
+@pytest.mark.slow
 def test_chat_box_sends_an_image_and_shows_reasoning(
     page: Page, triton: TritonStandIn, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,6 +509,48 @@ def test_many_systems_are_found_by_an_index(page: Page) -> None:
         assert not page.form("names").is_displayed()
     finally:
         page.browser.set_window_size(1280, 900)
+
+
+def commands(page: Page, system: str) -> list[str]:
+    """Return the commands of the system: for curl, and in Python."""
+    script = "return [...document.querySelectorAll(`[data-system=${arguments[0]}] pre`)].map((pre) => pre.textContent)"
+    return page.browser.execute_script(script, system)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [0, 1], ids=["curl", "python"])
+def test_commands_send_what_the_form_sends(page: Page, triton: TritonStandIn, tmp_path: Path, program: int) -> None:
+    """Run the command of each form after its fields have changed, and compare what arrives with what the form sends."""
+    (tmp_path / "image.jpg").write_bytes(png_of(np.zeros((2, 2, 3), np.uint8)))
+    press_sample(page, "pets")
+    page.press("writer", "[value=chat]")
+    text = 'It\'s 5 % "off" \\n 🥖'
+    fields: dict[str, dict[str, str]] = {
+        "embedding": {"query": text, "texts": f"{text}\n\nb"},
+        "reranker": {"query": text, "texts": text},
+        "classifier": {"input": text},
+        "writer": {"prompt": text, "system": text, "max_tokens": "2", "temperature": "1.5"},
+        "names": {"input_text": text},
+        "pets": {},
+    }
+    for system, own in fields.items():
+        for name, value in own.items():  # chromedriver types no emoji
+            page.browser.execute_script(
+                "const field = document.querySelector(`[data-system=${arguments[0]}] form`).elements[arguments[1]];"
+                "field.value = arguments[2]; field.dispatchEvent(new Event('input', { bubbles: true }));",
+                *(system, name, value),
+            )
+        command = commands(page, system)[program]
+        page.press(system)
+        page.wait(lambda system=system: page.text(system) and not page.answer(system).get_attribute("aria-busy"))
+        sent = triton.received[-1].inputs
+        triton.received.clear()
+        run = ["bash", "-c", command] if program == 0 else [sys.executable, "-c", command]
+        subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, timeout=WAIT_S)
+        received = triton.received[-1].inputs
+        different = {name for name in sent if name != "stream" and sent[name].data != received[name].data}
+        assert different == ({"image_bytes"} if system == "pets" else set()), command
+    assert received["image_bytes"].texts()[0].startswith("iVBOR")  # the PNG of the folder
 
 
 @pytest.mark.slow
