@@ -20,11 +20,12 @@ from triton_transformers.models.added_adapters import change_adapters, keep_adap
 from triton_transformers.models.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
 from triton_transformers.models.drafts import FACT as DRAFT
 from triton_transformers.models.drafts import check_draft, open_draft
+from triton_transformers.models.memory_limit import limited_memory
 from triton_transformers.models.pickles import WORK
 from triton_transformers.models.pipeline_tasks import PIPELINE
 from triton_transformers.models.placement import delete_files, place_files
 from triton_transformers.models.record import DEFAULT, FORMAT_OF, IGNORE, MIN_QUALITY, Record, read_record, read_records
-from triton_transformers.models.selection import missing_systems
+from triton_transformers.models.selection import check_format, missing_systems
 from triton_transformers.models.silence import quiet
 from triton_transformers.models.sources import Weights, open_weights
 from triton_transformers.models.tasks import LIST, needs_pipeline, read_config, task_of, transformers_of
@@ -122,9 +123,8 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
     target = Target.from_settings(settings) if recipe.neuron else None
     if target and settings.format:
         raise UserError(f"PROFILE=neuron compiles {system.name} ({task}) for Neuron: leave FORMAT empty")
-    if system.format and system.format not in recipe.formats:
-        formats = " or ".join(recipe.formats)
-        raise UserError(f"FORMAT={system.format} is not available for {system.name} ({task}): set FORMAT to {formats}")
+    if system.format:
+        check_format(system.name, task, system.format)
     form = "neuron" if target else system.format or recipe.default_format(settings.profile)
     if not system.format and needs_pipeline(task, read_config(weights.folder)):
         form = PIPELINE
@@ -153,10 +153,11 @@ def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> 
 
 def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
     try:
-        with quiet():
-            for part in transformers_of(job.weights):
-                check_network(name, part, job.task)
-        return recipe.assemble(job)
+        with limited_memory(name, job.weights):
+            with quiet():
+                for part in transformers_of(job.weights):
+                    check_network(name, part, job.task)
+            return recipe.assemble(job)
     except UserError as error:
         # The folder may be a view of the weights, of which the user knows the name only.
         error.args = (str(error).replace(str(job.weights), name),)

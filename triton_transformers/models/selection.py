@@ -108,10 +108,13 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
     check_task_name(settings.task)
     form = chosen_format(settings) or system.format
     task = "" if source and name not in SYSTEMS else system.task  # other weights may be for another task
+    task = settings.choice("TASK", TASKS) if settings.task else task
+    if task and settings.format:
+        check_format(name, task, form)
     return replace(
         system,
         source=source or system.source,
-        task=settings.choice("TASK", TASKS) if settings.task else task,
+        task=task,
         format=form,
         draft=requested_draft(settings, read_record(system.name, repository)),
         min_quality=settings.min_quality or recorded_quality(system.name, form, repository),
@@ -134,6 +137,12 @@ def chosen_format(settings: Settings) -> str:
             f"FORMAT={form} does not run with PROFILE={profile}: leave FORMAT empty for what suits the profile"
         )
     return form
+
+
+def check_format(system: str, task: str, form: str) -> None:
+    """Raise UserError if no system of the task has the format."""
+    if form not in (formats := RECIPES[task].formats):
+        raise UserError(f"FORMAT={form} is not available for {system} ({task}): set FORMAT to {' or '.join(formats)}")
 
 
 def chosen_source(settings: Settings) -> Source | None:

@@ -1,0 +1,52 @@
+"""Stop an assembly that takes far more memory than its files explain, before it takes all that the machine has.
+
+transformers builds what a configuration asks for, however small the weights are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from triton_transformers.settings import UserError
+
+# An assembly has its libraries (1 GB), and the weights in some forms: as they are, in float32, in graphs, compiled.
+SPARE_BYTES, TIMES = 6 << 30, 16
+PERIOD_S = 0.1
+
+
+class _TooMuch(BaseException):
+    """No Exception: code that falls back to another way must not catch it."""
+
+
+@contextmanager
+def limited_memory(name: str, weights: Path) -> Iterator[None]:
+    """Raise UserError within the block once this process has more memory than its limit."""
+    from triton_transformers.models.exporters.served import backends  # imports what only an assembly needs
+
+    with backends():
+        from shared.memory import process_memory
+    limit = SPARE_BYTES + TIMES * sum(path.stat().st_size for path in weights.rglob("*") if path.is_file())
+    thread, ended = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(PERIOD_S):
+            if process_memory() > limit:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooMuch))
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except _TooMuch:
+        raise UserError(
+            f"{name} takes more than {limit / 1e9:.0f} GB of memory to assemble, much more than its files explain: its "
+            "config.json asks for another model than the weights are of"
+        ) from None
+    finally:
+        ended.set()
+        watcher.join()
