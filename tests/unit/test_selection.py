@@ -178,6 +178,13 @@ def test_format_of_another_profile_is_refused_even_if_it_is_in_place(settings):
     assert missing(settings, "story", FORMAT="vllm", PROFILE="cuda") == []
 
 
+def test_format_that_the_task_lacks_is_refused_before_weights_are_read(settings):
+    chosen = {"HF_MODEL": "a/b", "TASK": "token-classification", "FORMAT": "vllm", "PROFILE": "cuda"}
+    with pytest.raises(UserError, match=r"FORMAT=vllm is not available for mine \(token-classification\): set FORMAT to"):
+        requested(settings, "mine", **chosen)
+    assert requested(settings, "mine", **chosen | {"FORMAT": "python"}).format == "python"
+
+
 def test_system_that_is_interrupted_incomplete_or_of_an_older_recipe_is_assembled_again(settings):
     put(settings, "pets", "a/b@123")
     put(settings, "toys", "/a/folder 0123456789abcdef", recipe="0")
