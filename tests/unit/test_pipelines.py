@@ -218,6 +218,8 @@ def test_texts_of_images_are_those_that_the_model_generates(small, tmp_path):
     generated = [model.generate(**own, max_new_tokens=12, num_beams=2, do_sample=False) for own in pixels]
     expected = [[{"generated_text": tokenizer.decode(own[0], skip_special_tokens=True)}] for own in generated]
     # The images matter, although their texts may be equal.
+    inputs = [own["pixel_values"] for own in pixels[:2]]
+    assert not torch.equal(*inputs), inputs
     first, second = (model(**own, decoder_input_ids=generated[0]).logits for own in pixels[:2])
     assert not torch.equal(first, second), [name for name, weight in model.named_parameters() if not weight.any()]
     options = {"generate_kwargs": {"max_new_tokens": 12, "num_beams": 2, "do_sample": False}}
