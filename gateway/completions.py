@@ -165,6 +165,9 @@ class CompletionsBody(GenerationBody, kw_only=True):
             prompt_logprobs = self.logprobs
         return super().options() | {"logprobs": self.logprobs, "prompt_logprobs": prompt_logprobs}
 
+    def names(self) -> dict[str, str]:
+        return super().names() | ({"prompt_logprobs": "echo"} if self.prompt_logprobs is None else {})
+
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
     text: str
@@ -426,7 +429,8 @@ class CompletionsForm(Form):
         for token in tokens:
             offsets.append(offset)
             offset += len(token.token)
-        self.offsets[chunk.choice] = offset
+        if chunk.logprobs:
+            self.offsets[chunk.choice] = offset
         if tokens:
             fields["logprobs"] = {
                 "tokens": [token.token for token in tokens],

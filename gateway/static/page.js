@@ -222,7 +222,7 @@ const boxes = {
       text.append(...calls.map(callNode));
     }
     if (chats) {
-      const answered = { role: "assistant", content: whole, shown: whole, ...(calls.length && { tool_calls: calls }) };
+      const answered = { role: "assistant", content: whole, shown: whole, ...(reason === "tool_calls" && { tool_calls: calls }) };
       conversations.set(form, [...turns, answered]);
       form.querySelector("[data-new]").hidden = false;
       form.elements.prompt.value = "";
@@ -257,7 +257,7 @@ const boxes = {
 const ENDS = {
   length: "stopped at the maximum number of tokens",
   stop: "the model ended the text",
-  tool_calls: "the next message is the result of the call",
+  tool_calls: "the next message is the result of the call; of several, one in each line",
 };
 
 function callNode({ function: { name, arguments: given } }) {
@@ -480,6 +480,8 @@ function prepare(form) {
     conversations.delete(form);
     answer.replaceChildren();
     target.hidden = true;
+    form.elements.prompt.value = form.elements.prompt.defaultValue;
+    form.dispatchEvent(new Event("input"));
   });
   form.addEventListener("input", () => answer.querySelector(".error")?.remove());
   form.addEventListener("keydown", (event) => {

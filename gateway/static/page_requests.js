@@ -4,7 +4,10 @@
 // The names of files in a command. A field with a file has the name between these characters in place of the content.
 const FILE_NAMES = { image: "image.jpg", audio: "speech.wav", video: "clip.mp4" };
 const [FILE, END] = ["\ue000", "\ue001"];
-const FILES = new RegExp(`${FILE}([^${END}]*)${END}`);
+const FILES = new RegExp(`${FILE}(${Object.values(FILE_NAMES).join("|").replaceAll(".", "\\.")})${END}`); // no other name
+const fileMark = (kind) => `${FILE}${FILE_NAMES[kind]}${END}`;
+// Of earlier turns of a chat, whose files would be too long for a command.
+const EARLIER_IMAGES = /(data:image\/jpeg;base64,)[\w+/=]{200,}/g;
 const JSON_FIELDS = ["word_boxes", "state", "questions"]; // of pipelines
 
 // Each function returns the route and the body, without the name of the system.
@@ -51,7 +54,11 @@ const conversations = new WeakMap();
 
 function nextMessages({ prompt, image }, form) {
   const { tool_calls: calls } = conversations.get(form)?.at(-1) ?? {};
-  if (calls) return calls.map(({ id }) => ({ role: "tool", tool_call_id: id, content: prompt, shown: prompt }));
+  if (calls) {
+    if (image) throw new Refused("Image: the result of a call is a text.");
+    const results = calls.length === 1 ? [prompt] : lines(prompt);
+    return calls.map(({ id }, i) => ({ role: "tool", tool_call_id: id, content: results[i] ?? "", shown: results[i] ?? "" }));
+  }
   // The server finds the format in the file itself.
   const url = { url: `data:image/jpeg;base64,${image}` };
   const content = image ? [{ type: "image_url", image_url: url }, { type: "text", text: prompt }] : prompt;
@@ -120,29 +127,33 @@ function fieldsOfCommand(form) {
     const input = form.elements[name];
     const isFile = value instanceof File;
     if (isFile && (value.size || !("optional" in input.dataset))) {
-      const mark = `${FILE}${FILE_NAMES[input.accept.split("/")[0]]}${END}`;
+      const mark = fileMark(input.accept.split("/")[0]);
       fields[name] = input.multiple ? [mark, mark] : mark;
-    } else if (!isFile && (value || input.required)) fields[name] = value;
+    } else if (!isFile && value) fields[name] = value;
   }
   return fields;
 }
 
 function prepareCommand(form) {
   const pre = form.closest("article").querySelector("details pre");
-  if (!pre) return;
+  // A system without a box of its own may have a route that answers in full.
+  if (!pre || (form.dataset.box === "other" && !pre.textContent.includes("/try/"))) return;
   const code = element("code");
   const python = element("pre", "", code);
   python.tabIndex = 0;
   python.setAttribute("aria-label", `Python for ${systemOf(form)}`);
   pre.after(python);
   const write = () => {
+    if (!form.checkValidity()) return; // after a turn of a chat, the commands still send that turn
     try {
-      const [path, body] = requestOf(form, fieldsOfCommand(form));
+      const [path, sent] = requestOf(form, fieldsOfCommand(form));
+      const body = JSON.parse(JSON.stringify(sent).replace(EARLIER_IMAGES, `$1${fileMark("image")}`));
       const needsKey = "needsKey" in document.querySelector("main").dataset;
       pre.firstChild.textContent = curlCommand(address(path), body, needsKey);
       code.textContent = pythonCommand(address(path), body, needsKey);
     } catch (error) {
-      if (!(error instanceof Refused)) throw error; // a field is half-written
+      if (!(error instanceof Refused)) throw error;
+      pre.firstChild.textContent = code.textContent = `# ${error.message}`;
     }
   };
   for (const event of ["input", "change"]) form.addEventListener(event, write);

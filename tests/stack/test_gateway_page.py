@@ -162,6 +162,12 @@ def page(chromium: webdriver.Chrome, gateway: RunningGateway) -> Iterator[Page]:
     assert page.run("return document.title") == "12 of 13 systems are ready"
 
 
+def commands(page: Page, system: str) -> list[str]:
+    """Return the commands of the system: for curl, and in Python."""
+    script = "return [...document.querySelectorAll(`[data-system=${arguments[0]}] pre`)].map((pre) => pre.textContent)"
+    return page.browser.execute_script(script, system)
+
+
 @pytest.mark.slow
 def test_reading_part_needs_no_javascript(chromium: webdriver.Chrome, gateway: RunningGateway) -> None:
     chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
@@ -396,8 +402,10 @@ def test_chat_box_sends_messages(page: Page, triton: TritonStandIn) -> None:
     page.wait(lambda: "And?" in page.text("writer") and not page.answer("writer").get_attribute("aria-busy"))
     sent = json.loads(triton.received[-1].inputs["messages"].texts()[0])
     assert sent == [*turns, {"role": "assistant", "content": " ein zwei"}, {"role": "user", "content": "And?"}]
+    assert '"content":"And?"' in commands(page, "writer")[0]
     page.press("writer", "[data-new]")
     assert page.text("writer") == ""
+    assert "And?" not in commands(page, "writer")[0]
     assert not page.form("writer").find_element(By.CSS_SELECTOR, "[data-new]").is_displayed()
 
 
@@ -511,12 +519,6 @@ def test_many_systems_are_found_by_an_index(page: Page) -> None:
         page.browser.set_window_size(1280, 900)
 
 
-def commands(page: Page, system: str) -> list[str]:
-    """Return the commands of the system: for curl, and in Python."""
-    script = "return [...document.querySelectorAll(`[data-system=${arguments[0]}] pre`)].map((pre) => pre.textContent)"
-    return page.browser.execute_script(script, system)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [0, 1], ids=["curl", "python"])
 def test_commands_send_what_the_form_sends(page: Page, triton: TritonStandIn, tmp_path: Path, program: int) -> None:
@@ -524,7 +526,7 @@ def test_commands_send_what_the_form_sends(page: Page, triton: TritonStandIn, tm
     (tmp_path / "image.jpg").write_bytes(png_of(np.zeros((2, 2, 3), np.uint8)))
     press_sample(page, "pets")
     page.press("writer", "[value=chat]")
-    text = 'It\'s 5 % "off" \\n 🥖'
+    text = 'It\'s 5 % "off" \\n 🥖 \ue000image;touch pwned;jpg\ue001'
     fields: dict[str, dict[str, str]] = {
         "embedding": {"query": text, "texts": f"{text}\n\nb"},
         "reranker": {"query": text, "texts": text},
@@ -551,6 +553,7 @@ def test_commands_send_what_the_form_sends(page: Page, triton: TritonStandIn, tm
         different = {name for name in sent if name != "stream" and sent[name].data != received[name].data}
         assert different == ({"image_bytes"} if system == "pets" else set()), command
     assert received["image_bytes"].texts()[0].startswith("iVBOR")  # the PNG of the folder
+    assert [path.name for path in tmp_path.iterdir()] == ["image.jpg"]
 
 
 @pytest.mark.slow

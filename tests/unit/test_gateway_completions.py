@@ -425,9 +425,9 @@ PROMPT_LOGPROBS = [
         ({"echo": True, "prompt_logprobs": 2}, {"prompt_logprobs": 2}, [], PROMPT_LOGPROBS),
     ],
 )
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 3])
 def test_tokens_of_prompts_have_logprobs(gateway, received, fields, sent, tokens, own, pieces) -> None:
-    """Send the fields, then read an answer with logprobs of two tokens of the prompt, whole and in two pieces."""
+    """Send the fields, then read an answer with logprobs of two tokens of the prompt, whole and in pieces."""
     complete(gateway, model="sampler", max_tokens=0, **fields)
     assert json.loads(received[-1].inputs["sampling_parameters"].texts()[0]) == sent
     assert received[-1].inputs["max_new_tokens"].array().item() == 0
@@ -435,7 +435,8 @@ def test_tokens_of_prompts_have_logprobs(gateway, received, fields, sent, tokens
     body = completions.CompletionsBody(model="m", prompt="a", **fields)
     form = completions.CompletionsForm(body)
     chunk = Chunk(0, [Delta(content="a ein")], None, 2, 1, None, reported, None)
-    chunks = [chunk] if pieces == 1 else [chunk._replace(logprobs=reported[:2]), chunk._replace(logprobs=reported[2:])]
+    parts = [reported] if pieces == 1 else [[], reported[:2], reported[2:]]
+    chunks = [chunk._replace(logprobs=part) for part in parts]
     found = [form.logprobs(chunk) for chunk in chunks]
     lists = [one["logprobs"] for one in found if "logprobs" in one]
     assert [token for one in lists for token in one["tokens"]] == tokens
@@ -443,7 +444,7 @@ def test_tokens_of_prompts_have_logprobs(gateway, received, fields, sent, tokens
         assert [value for one in lists for value in one["token_logprobs"]] == [None, -0.25, -0.5]
         assert [value for one in lists for value in one["top_logprobs"]][:2] == [None, {"b": -0.1, " a": -0.25}]
         assert [value for one in lists for value in one["text_offset"]] == [0, 3, 5]
-    assert [one.get("prompt_logprobs") for one in found] == [own, None][:pieces]
+    assert [one.get("prompt_logprobs") for one in found] == ([own] if pieces == 1 else [None, own, None])
 
 
 def test_part_of_a_character_has_the_bytes_that_the_engine_knows() -> None:

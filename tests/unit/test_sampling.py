@@ -231,7 +231,7 @@ def test_options_mean_the_same_on_each_engine_in_one_batch(model, reference):
         assert actual == answer, (prompt, options)
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("prompt", ["", *PROMPTS])
 def test_tokens_of_a_prompt_are_scored(model, stream, reference, prompt):
     """Send the same prompt again, of which an engine may keep keys and values, and score it without a new token."""
     options = {"prompt_logprobs": 3, "logprobs": 1, "ignore_eos": True}

@@ -180,7 +180,9 @@ def test_format_of_another_profile_is_refused_even_if_it_is_in_place(settings):
 
 def test_format_that_the_task_lacks_is_refused_before_weights_are_read(settings):
     chosen = {"HF_MODEL": "a/b", "TASK": "token-classification", "FORMAT": "vllm", "PROFILE": "cuda"}
-    with pytest.raises(UserError, match=r"FORMAT=vllm is not available for mine \(token-classification\): set FORMAT to"):
+    with pytest.raises(
+        UserError, match=r"FORMAT=vllm is not available for mine \(token-classification\): set FORMAT to"
+    ):
         requested(settings, "mine", **chosen)
     assert requested(settings, "mine", **chosen | {"FORMAT": "python"}).format == "python"
 

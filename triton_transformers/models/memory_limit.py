@@ -1,4 +1,4 @@
-"""Stop an assembly that takes far more memory than its files explain, before it takes all that the machine has.
+"""Stop an assembly that takes far more memory than its files explain.
 
 transformers builds what a configuration asks for, however small the weights are.
 """
@@ -6,6 +6,7 @@ transformers builds what a configuration asks for, however small the weights are
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ PERIOD_S = 0.1
 
 
 class _TooMuch(BaseException):
-    """No Exception: code that falls back to another way must not catch it."""
+    """Not an Exception, which code catches that falls back to another way."""
 
 
 @contextmanager
@@ -29,24 +30,28 @@ def limited_memory(name: str, weights: Path) -> Iterator[None]:
 
     with backends():
         from shared.memory import process_memory
-    limit = SPARE_BYTES + TIMES * sum(path.stat().st_size for path in weights.rglob("*") if path.is_file())
-    thread, ended = threading.get_ident(), threading.Event()
+    files = (Path(folder, name) for folder, _, names in os.walk(weights, followlinks=True) for name in names)
+    limit = SPARE_BYTES + TIMES * sum(path.stat().st_size for path in files if path.is_file())
+    before = process_memory()  # of the assembly of another system
+    thread, ended = ctypes.c_ulong(threading.get_ident()), threading.Event()
 
     def watch() -> None:
         while not ended.wait(PERIOD_S):
-            if process_memory() > limit:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooMuch))
+            if process_memory() - before > limit:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_TooMuch))
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # if it has not been raised yet
     except _TooMuch:
         raise UserError(
             f"{name} takes more than {limit / 1e9:.0f} GB of memory to assemble, much more than its files explain: its "
             "config.json asks for another model than the weights are of"
         ) from None
-    finally:
-        ended.set()
-        watcher.join()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Option that a checkpoint's generation_config.json may set -> its maximum, of its type. Zero asks for nothing.
 SAMPLING = {"temperature": 2.0, "top_p": 1.0, "top_k": 2**31 - 1, "min_p": 1.0}
 PENALTY = "repetition_penalty"  # also changes which token is the most probable
-# The settings of generation_config.json that only transformers follows -> their values that ask for nothing.
+# The settings of generation_config.json that only transformers follows -> the values with which they do nothing.
 MISSING: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "typical_p", "encoder_repetition_penalty", "guidance_scale"), (1, None)),
     **dict.fromkeys(

@@ -117,8 +117,16 @@ class BatchedGeneration(TextGeneration):
             self.count_end(row)
         return None
 
+    def row(self, job: Job, *arguments: Any) -> Row[Job]:
+        row = super().row(job, *arguments)
+        if row.options.prompt_logprobs is not None:
+            self.decoder.check_scores(row.prompt_tokens)
+        return row
+
     def score_prompt(self, row: Row[Job]) -> None:
-        if (count := row.options.prompt_logprobs) is not None:
+        count = row.options.prompt_logprobs
+        row.owner.end_if_cancelled()
+        if not (count is None or row.done or row.scored):
             with adapted(self.decoder.model, [row.options.adapter]):
                 scores = self.decoder.prompt_logprobs(row.prompt_tokens, count)
                 row.score_prompt(scores, self.decoder.decode, self.decoder.bytes_of)

@@ -36,7 +36,8 @@ class NewTokens:
     error: str | BadRequest = ""  # the reason why the engine could not continue it
     logprobs: Sequence[Logprobs] = ()  # those of the tokens, if the options ask for them
     cached_tokens: int | None = None  # tokens of the prompt whose keys and values the engine had, if it counts them
-    prompt_logprobs: Sequence[Logprobs] = ()  # of the prompt's tokens but the first, once, if the engine scores them
+    # Those of the prompt's tokens but the first, once, if the engine scores them.
+    prompt_logprobs: Sequence[Logprobs] | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class ContinuousGeneration(TextGeneration):
         self.metrics.add(generated_tokens=len(new.tokens))
         row.cached_tokens = new.cached_tokens
         try:
-            if new.prompt_logprobs:
+            if new.prompt_logprobs is not None:
                 row.score_prompt(new.prompt_logprobs, self.tokenizer.decode, self.tokenizer.bytes_of)
             for token, logprobs in itertools.zip_longest(new.tokens, new.logprobs):
                 if not row.done:

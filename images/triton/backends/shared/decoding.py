@@ -183,13 +183,15 @@ class Decoder:
         if not all(row.done for row in rows):
             raise RuntimeError("the model stopped before every text was done")
 
-    def prompt_logprobs(self, prompt: list[int], count: int) -> Iterator[Logprobs]:
-        """Yield the logprobs of the prompt's tokens but the first, each with `count` alternatives."""
+    def check_scores(self, prompt: list[int]) -> None:
         if (size := len(prompt) * self.vocabulary * self.model.dtype.itemsize) > MAX_SCORES:
             raise BadRequest(
                 f"option 'prompt_logprobs': the scores of {len(prompt)} tokens take {size / 1e9:.1f} GB; at most "
                 f"{MAX_SCORES / 1e9:.0f} are computed at once"
             )
+
+    def prompt_logprobs(self, prompt: list[int], count: int) -> Iterator[Logprobs]:
+        """Yield the logprobs of the prompt's tokens but the first, each with `count` alternatives."""
         with torch.inference_mode():
             scores = self.model(torch.tensor([prompt], device=self.device)).logits[0]
         for begin in range(0, len(prompt) - 1, CHUNK):

@@ -7,6 +7,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ from shared.row_adapters import check_adapter
 from shared.structure import DEAD_END
 from shared.structure_worker import Structure
 from shared.text_tokenizer import LIMITS
-from shared.types import BadRequest, Cancelled, ConfigError, InstanceArgs, ModelConfig
+from shared.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
 
 if TYPE_CHECKING:
     from shared.chat_images import Inputs
@@ -104,18 +105,35 @@ class GenAIGeneration(ContinuousGeneration):
                 raise ConfigError(f"OpenVINO GenAI cannot load {folder}: {reason}") from None
         self.adapters = limits.get("adapters", [])
         self.scores = PromptScores(args["model_name"], folder, settings)
+        self.scorer = ThreadPoolExecutor(1, thread_name_prefix="scores")
+        self.scored_requests = threading.Semaphore(self.max_waiting)  # those that wait for it, or have it
         load_structured = partial(structured_texts, folder, tokenizer, tokens)
         precision = precision_label(limits["weights"], dtype)
         return GenAIEngine(pipeline, precision, self.tokenizer.end_tokens, load_structured, draft)
 
-    def row(self, job: Job, *arguments: Any) -> Row[Job]:
-        row = super().row(job, *arguments)
-        if (count := row.options.prompt_logprobs) is not None:
-            if job.sender.is_cancelled():
-                raise Cancelled("the client cancelled the request")
-            scores = self.scores.of(row.prompt_tokens, row.options.adapter or 0, count)
-            row.score_prompt(scores, self.tokenizer.decode, self.tokenizer.bytes_of)
-        return row
+    def queue(self, job: Job, compiled: Future[Any] | None = None) -> None:
+        if job.rows[0].options.prompt_logprobs is None:
+            super().queue(job, compiled)
+        elif self.scored_requests.acquire(blocking=False):
+            self.scorer.submit(self.score, job, compiled)
+        else:
+            job.fail(Busy(f"{self.max_waiting} requests wait already until their prompts are scored: try again later"))
+
+    def score(self, job: Job, compiled: Future[Any] | None) -> None:
+        """Score the prompts of a job, then queue it."""
+        try:
+            for row in job.rows:
+                job.end_if_cancelled()
+                if job.finished:
+                    return
+                options = row.options
+                logprobs = self.scores.of(row.prompt_tokens, options.adapter or 0, options.prompt_logprobs or 0)
+                row.score_prompt(logprobs, self.tokenizer.decode, self.tokenizer.bytes_of)
+            super().queue(job, compiled)
+        except Exception as error:
+            job.fail(error)
+        finally:
+            self.scored_requests.release()
 
     def prepare_structure(self, structure: Structure) -> Structure:
         self.engine.prepare_structures()

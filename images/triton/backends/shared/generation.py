@@ -151,13 +151,13 @@ class TextGeneration(Backend):
                 serving.send_last(sender, serving.error_response(error, bool(sent.get(ERROR_STATUS))))
                 continue
             accept = partial(self.accept, read, sender, request.request_id())
-            # Images, a long text, and a prompt to score take seconds, and other requests wait for this thread.
+            # To prepare images or a long text takes seconds, and other requests wait for this thread.
             if read.images and self.image_requests.acquire(blocking=False):
                 self.workers.submit(self.accept_images, accept)
             elif read.images:
                 busy = Busy(f"{self.max_waiting} requests with images wait already: try again later")
                 serving.send_last(sender, serving.error_response(busy, read.shows_status))
-            elif serving.text_bytes(request) > LONG_BYTES or "prompt_logprobs" in read.options:
+            elif serving.text_bytes(request) > LONG_BYTES:
                 self.workers.submit(accept)
             else:
                 accept()
@@ -304,19 +304,19 @@ class TextGeneration(Backend):
             raise BadRequest(f"input '{name}' has a token that the tokenizer knows and the model does not")
         if images and "prompt_logprobs" in requested:
             raise BadRequest("option 'prompt_logprobs' is for prompts of text, and this one has images")
-        drops_tokens = options["max_new_tokens"] == 0
-        options["max_new_tokens"] = max(1, options["max_new_tokens"])
+        asked = options["max_new_tokens"]
+        options["max_new_tokens"] = max(1, asked)
         room = (self.model.context or math.inf) - len(tokens)
         if room < max(1, requested.get("max_new_tokens", 1)):
             left = f"room for {room} new ones" if room > 0 else "no room for new ones"
             raise BadRequest(
                 f"input '{name}' has {len(tokens)} tokens; in the model's context of {self.model.context} that "
-                f"leaves {left}, and 'max_new_tokens' is {options['max_new_tokens']}"
+                f"leaves {left}, and 'max_new_tokens' is {asked}"
             )
         options["max_new_tokens"] = min(options["max_new_tokens"], room)
         self.check_options(options)
         row: Row[Job] = Row(prompt, tokens, Options(**options), job)
-        row.drops_tokens = drops_tokens
+        row.drops_tokens = asked == 0
         row.images = self.seen(tokens, images) if images else images
         return row
 
@@ -410,10 +410,12 @@ class Job:
 
     def send_piece(self) -> None:
         piece = self.unsent(*self.rows)
-        if piece.text:
+        (row,) = self.rows
+        is_scored = row.scored or row.options.prompt_logprobs is None
+        if piece.text and is_scored:
             self.sent += len(piece.text)
             self.sent_tokens += piece.num_output_tokens
-            self.sent_logprobs = max(self.sent_logprobs, self.rows[0].known_logprobs)
+            self.sent_logprobs = max(self.sent_logprobs, row.known_logprobs)
             self.sender.send(self.request.response([piece]))
 
     def fail(self, error: Exception) -> None:

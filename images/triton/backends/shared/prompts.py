@@ -106,7 +106,7 @@ FLAG = Rule(flag, lambda _: True, "true or false")
 JSON_OBJECT = Rule(partial(parsed, kind=dict), lambda _: True, "an object")
 # The options that a model's config.pbtxt may set as parameters.
 NUMBERS = {
-    "max_new_tokens": Rule(whole_number, lambda n: 0 <= n < 2**31, "a whole number of at least 0", 64),
+    "max_new_tokens": Rule(whole_number, lambda n: 1 <= n < 2**31, "a whole number of at least 1", 64),
     "temperature": Rule(float, lambda t: 0 <= t < math.inf, "0 (always the most probable token) or more", 0.0),
     "top_p": Rule(float, lambda p: 0 < p <= 1, "more than 0 and at most 1", 1.0),
     "seed": Rule(whole_number, lambda seed: 0 <= seed < 2**63, "a whole number from 0 to 2^63 - 1"),
@@ -117,6 +117,7 @@ NUMBERS = {
     "repetition_penalty": Rule(float, lambda p: 0.01 <= p <= 100, "from 0.01 to 100 (1: none)"),
 }
 RULES = NUMBERS | {
+    "max_new_tokens": Rule(whole_number, lambda n: 0 <= n < 2**31, "a whole number of at least 0"),
     "stop": Rule(
         strings,
         lambda stops: len(stops) <= MAX_STOPS and all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops),

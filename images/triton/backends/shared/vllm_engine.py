@@ -331,8 +331,9 @@ class VllmEngine(TokenEngine):
         if output.finished:
             self.forget(key)
         logprobs = read_logprobs(completion.token_ids, completion.logprobs or (), options.logprobs or 0)
-        prompt = (output.prompt_logprobs or ())[1:]
-        prompt_logprobs = read_logprobs(output.prompt_token_ids[1:], prompt, options.prompt_logprobs or 0)
+        prompt_logprobs = None
+        if positions := output.prompt_logprobs:
+            prompt_logprobs = read_logprobs(output.prompt_token_ids[1:], positions[1:], options.prompt_logprobs or 0)
         tokens = [] if error else list(completion.token_ids)
         cached = output.num_cached_tokens or 0
         return NewTokens(key, tokens, output.finished, error, logprobs, cached, prompt_logprobs)
