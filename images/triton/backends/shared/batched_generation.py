@@ -124,9 +124,10 @@ class BatchedGeneration(TextGeneration):
         return row
 
     def score_prompt(self, row: Row[Job]) -> None:
-        count = row.options.prompt_logprobs
+        if (count := row.options.prompt_logprobs) is None or row.scored:
+            return
         row.owner.end_if_cancelled()
-        if not (count is None or row.done or row.scored):
+        if not row.done:
             with adapted(self.decoder.model, [row.options.adapter]):
                 scores = self.decoder.prompt_logprobs(row.prompt_tokens, count)
                 row.score_prompt(scores, self.decoder.decode, self.decoder.bytes_of)
