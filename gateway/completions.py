@@ -118,9 +118,8 @@ class GenerationBody(Sampling, kw_only=True, forbid_unknown_fields=True):
 
     def request(self, system: System, options: Mapping[str, Any], **fields: Any) -> GenerationRequest:
         given = {name: value for name, value in options.items() if value is not None}
-        fields |= {"system": system, "options": given}
         fields |= {"model": self.model, "streams": bool(self.stream), "n": self.n or 1, "fields": self.names()}
-        return GenerationRequest(**fields)
+        return GenerationRequest(system=system, options=given, **fields)
 
     def names(self) -> dict[str, str]:
         """Return the fields that have other names than the model's options."""

@@ -146,7 +146,7 @@ function cosine(a, b) {
 
 const boxes = {
   async embedding({ request, fields, answer, signal, elapsed }) {
-    const texts = lines(fields.texts);
+    const [, { input: [, ...texts] }] = request;
     const { data, usage } = await (await post(...request, signal)).json();
     const [query, ...vectors] = data.map((entry) => entry.embedding);
     const rows = texts.map((label, i) => ({ label, similarity: cosine(query, vectors[i]) }));
@@ -239,12 +239,11 @@ const boxes = {
     );
   },
 
-  async pipeline({ fields: { candidate_labels: labels, ...fields }, form, answer, signal, elapsed }) {
-    if (fields.table) fields.table = JSON.stringify(table(fields.table));
-    if (labels) fields.parameters = JSON.stringify(callParameters(fields.parameters, labels));
-    const { outputs } = await (await post(...requests.other(fields, form), signal)).json();
+  async pipeline({ request, form, answer, signal, elapsed }) {
+    const [, { inputs }] = request;
+    const { outputs } = await (await post(...request, signal)).json();
     const result = JSON.parse(outputs[0].data[0]);
-    answer.replaceChildren(...await drawn(form.dataset.answer, result, fields), note(elapsed()));
+    answer.replaceChildren(...await drawn(form.dataset.answer, result, inputs), note(elapsed()));
   },
 
   async other({ request, fields, answer, signal, elapsed }) {
@@ -503,8 +502,7 @@ function prepare(form) {
     try {
       const fields = await readFields(form);
       const streams = "streams" in form.dataset;
-      // A pipeline's own box sends less than its command shows.
-      const request = form.dataset.box === "pipeline" ? [] : requestOf(form, fields);
+      const request = requestOf(requests, form, fields);
       await boxes[form.dataset.box]({ request, fields, form, answer, signal: running.signal, elapsed, milliseconds, streams });
     } catch (error) {
       if (error.name === "AbortError") answer.append(note("stopped", elapsed()));

@@ -28,7 +28,19 @@ const requests = {
     return ["/v1/chat/completions", { messages, ...tools, ...options }];
   },
 
-  // A pipeline's command has the form of Hugging Face's API.
+  pipeline({ candidate_labels: labels, ...fields }, form) {
+    if (fields.table) fields.table = JSON.stringify(table(fields.table));
+    if (labels) fields.parameters = JSON.stringify(callParameters(fields.parameters, labels));
+    return requests.other(fields, form);
+  },
+
+  other: (fields, form) => [`/try/${encodeURIComponent(systemOf(form))}`, { inputs: fields }],
+};
+
+// The requests that commands show: that of a pipeline has the form of Hugging Face's API.
+const shownRequests = {
+  ...requests,
+
   pipeline({ parameters, candidate_labels: labels, ...fields }, form) {
     const values = Object.entries(fields).map(([name, value]) => {
       if (name === "table") return [name, table(value)];
@@ -38,14 +50,12 @@ const requests = {
     const chosen = callParameters(parameters, labels);
     return [`/models/${systemOf(form)}`, { inputs, ...(chosen && { parameters: chosen }) }];
   },
-
-  other: (fields, form) => [`/try/${encodeURIComponent(systemOf(form))}`, { inputs: fields }],
 };
 
 const systemOf = (form) => form.closest("article").dataset.system;
 
-function requestOf(form, fields) {
-  const [path, body] = requests[form.dataset.box](fields, form);
+function requestOf(kinds, form, fields) {
+  const [path, body] = kinds[form.dataset.box](fields, form);
   return [path, path.startsWith("/v1/") ? { model: systemOf(form), ...body } : body];
 }
 
@@ -146,7 +156,7 @@ function prepareCommand(form) {
   const write = () => {
     if (!form.checkValidity()) return; // after a turn of a chat, the commands still send that turn
     try {
-      const [path, sent] = requestOf(form, fieldsOfCommand(form));
+      const [path, sent] = requestOf(shownRequests, form, fieldsOfCommand(form));
       const body = JSON.parse(JSON.stringify(sent).replace(EARLIER_IMAGES, `$1${fileMark("image")}`));
       const needsKey = "needsKey" in document.querySelector("main").dataset;
       pre.firstChild.textContent = curlCommand(address(path), body, needsKey);

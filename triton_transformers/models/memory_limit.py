@@ -20,7 +20,7 @@ PERIOD_S = 0.1
 
 
 class _TooMuch(BaseException):
-    """Not an Exception, which code catches that falls back to another way."""
+    """Derives from BaseException, because code that falls back to another way catches Exception."""
 
 
 @contextmanager

@@ -82,7 +82,7 @@ class Row(Generic[Owner]):
         self.first_token_at = self.last_token_at = math.nan  # by time.monotonic()
         # Tokens of the prompt whose keys and values the engine had; None if it does not count them.
         self.cached_tokens: int | None = 0
-        # After those of the prompt, for each new token except the one that ended the text, if asked.
+        # The logprobs of the prompt's tokens, then of each new token except the one that ended the text, if asked.
         self.logprobs = [*self.scored]
         self.spans = [(-1, -1)] * len(self.scored)  # where the text of each begins and ends in `decoded`
         self.finish_reason = ""  # "stop" or "length" when the text has ended by itself

@@ -36,7 +36,7 @@ class NewTokens:
     error: str | BadRequest = ""  # the reason why the engine could not continue it
     logprobs: Sequence[Logprobs] = ()  # those of the tokens, if the options ask for them
     cached_tokens: int | None = None  # tokens of the prompt whose keys and values the engine had, if it counts them
-    # Those of the prompt's tokens but the first, once, if the engine scores them.
+    # The logprobs of the prompt's tokens but the first. One step of an engine that scores prompts reports them.
     prompt_logprobs: Sequence[Logprobs] | None = None
 
 

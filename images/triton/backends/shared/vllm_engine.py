@@ -352,7 +352,7 @@ class VllmEngine(TokenEngine):
 
 
 def read_logprobs(tokens: Sequence[int], positions: Sequence[Mapping[int, Any]], count: int) -> list[Logprobs]:
-    """Return those of each token, with so many alternatives; none if vLLM reports none."""
+    """Return the logprobs of each token with this many alternatives, or nothing if vLLM reports none."""
     return [
         Logprobs(position[token].logprob, most_probable(position, count))
         for token, position in zip(tokens, positions, strict=False)
