@@ -75,7 +75,7 @@ generate: packages ## Have the running model continue PROMPT="...": SYSTEM=gpt2_
 	@$(python) -m scripts.stack.generate
 
 package: models ## Pack the models of SYSTEMS into one zip, for a cloud's model catalogue
-	@$(python) -m triton_transformers.models.package
+	@$(python) -m export.package
 
 build: packages ## Build the images of PROFILE; TAG=name: an image with only what SYSTEMS need
 	@$(stack) build
@@ -107,7 +107,7 @@ tune: packages ## Find the fastest configuration for a latency target on the run
 
 drill: $(serving) ## Break a stack of its own under load, and print what that cost: DRILL="name name", LIST=1; or soak it: SOAK=30 (minutes), USERS
 	@$(if $(filter 1,$(LIST)),,$(MAKE) models RUNTIME=local SYSTEMS=embedding)
-	@$(python) -m drills $(if $(filter 1,$(LIST)),--list) $(DRILL)
+	@$(python) -m loadtest.drills $(if $(filter 1,$(LIST)),--list) $(DRILL)
 
 locust: packages ## Serve SYSTEM and Locust's own web page, for tests against the running server
 	@$(stack) locust
@@ -116,7 +116,7 @@ dashboards: packages ## Draw the dashboards as one page, without Grafana: RANGE,
 	@$(stack) dashboards
 
 bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generation, speech, architectures, peers, gpu, requests, gateway, tracing
-	@$(python) -m bench $(or $(BENCH),embedding)
+	@$(python) -m loadtest.bench $(or $(BENCH),embedding)
 
 ##@ Working on it
 
@@ -124,7 +124,7 @@ bench: $(all) ## Measure figures of the docs: BENCH=embedding, engines, generati
 # than there are cores. At most four modules run side by side, because each stack takes memory.
 # A process that crashed is not replaced: the new one may wait for ever for tests (pytest-xdist 3.8).
 pytest = $(python) -m tests.rerun $(1) --numprocesses $(2) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
-unit_tests = $(call pytest,tests/unit,$$(nproc))
+unit_tests = $(call pytest,tests $(addprefix --ignore=tests/,stack docker kubernetes),$$(nproc))
 stack_tests = $(call pytest,tests/stack,$$(($$(nproc) + 1)))
 
 # SLOW=1 leaves out only the tests marked `slowest`, and SLOW=2 none.
@@ -139,15 +139,15 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 	@$(venv)/bin/mypy
 	@git ls-files -z | xargs -0 $(venv)/bin/codespell
 	@awk -f scripts/make/docs-width.awk $$(git ls-files "*.md")
-	@$(venv)/bin/shellcheck images/triton/serve.sh bench/gpu/run.sh deploy/kubernetes/*.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
-	@$(python) -m triton_transformers.dashboards --check
+	@$(venv)/bin/shellcheck images/triton/serve.sh loadtest/bench/gpu/run.sh deploy/kubernetes/*.sh scripts/make/*.sh scripts/neuron/*.sh images/*.sh tests/*.sh tests/docker/*.sh .ci/run
+	@$(python) -m monitoring --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
 test-unit: $(all) ## Tests without a server: SLOW=1
 	@$(unit_tests) $(left_out_tests)
 
 # Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
-assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m triton_transformers.models
+assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(python) -m export
 
 test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust: SLOW=1; SLOW=2 TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients clients of OpenAI's and other APIs
 	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
@@ -168,8 +168,8 @@ test-k8s: $(all) ## Tests on the cluster of KUBECONFIG, if KUBE_CONTEXT names it
 audit: $(all) ## Compare the pinned packages and Tritons with known vulnerabilities: OSV_DATABASE=all.zip if offline
 	@$(python) -m scripts.audit
 
-dashboards-json: $(all) ## Write the dashboards of triton_transformers/dashboards for Grafana
-	@$(python) -m triton_transformers.dashboards
+dashboards-json: $(all) ## Write the dashboards of monitoring/definitions for Grafana
+	@$(python) -m monitoring
 
 kubernetes-rules: ## Write Prometheus' rules for prometheus-operator
 	@deploy/kubernetes/rules.sh >deploy/kubernetes/components/monitoring/objects/rules.yaml

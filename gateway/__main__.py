@@ -9,8 +9,8 @@ import sys
 import prometheus_client
 
 from gateway.app import build
-from gateway.config import Config
-from gateway.http_server import listen, server, unusable_port
+from gateway.edge.config import Config
+from gateway.edge.server import listen, server, unusable_port
 from triton_transformers.cli import run
 from triton_transformers.settings import Settings
 

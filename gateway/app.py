@@ -18,30 +18,20 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway import (
-    audio_api,
-    cohere_api,
-    cohere_chat,
-    front_page,
-    hugging_face_api,
-    messages_api,
-    moderations,
-    page_boxes,
-    responses_api,
-    tei_api,
-    vllm_api,
-)
-from gateway.admission import METRICS_PATH, Admission
-from gateway.api_error import ErrorForm, anthropic_form, cohere_form, not_found, openai_form, tei_form
-from gateway.bodies import FILE_BODY, FORM_BODY, json_response
-from gateway.completions import chat, completions
-from gateway.config import Config
-from gateway.context import Gateway, gateway_of
-from gateway.counters import Counters
-from gateway.inference import Inference
-from gateway.monitoring import Monitoring
-from gateway.routes import ApiRoute, Endpoint, Routes
-from gateway.served_systems import Served, System
+from gateway.apis import audio, cohere, cohere_chat, hugging_face, messages, moderations, responses, vllm
+from gateway.apis import tei as tei_api
+from gateway.apis.completions import chat, completions
+from gateway.edge.admission import METRICS_PATH, Admission
+from gateway.edge.bodies import FILE_BODY, FORM_BODY, json_response
+from gateway.edge.config import Config
+from gateway.edge.counters import Counters
+from gateway.edge.errors import ErrorForm, anthropic_form, cohere_form, not_found, openai_form, tei_form
+from gateway.edge.monitoring import Monitoring
+from gateway.edge.routes import ApiRoute, Endpoint, Routes
+from gateway.page import boxes, front
+from gateway.triton.context import Gateway, gateway_of
+from gateway.triton.inference import Inference
+from gateway.triton.served import Served, System
 from triton_transformers.certificate import expiry
 from triton_transformers.settings import Settings
 
@@ -135,28 +125,28 @@ def tei(path: str, endpoint: Endpoint, abilities: str = "", method: str = "POST"
 ROUTES = [
     *api("/v1/models /models", list_models, error_form=None, method="GET"),
     *api("/v1/models/{model:path}", list_models, error_form=None, method="GET"),
-    *api("/v1/embeddings /embeddings", vllm_api.embeddings, "embedding sparse multi"),
+    *api("/v1/embeddings /embeddings", vllm.embeddings, "embedding sparse multi"),
     *api("/v1/completions", completions, "generation"),
     *api("/v1/chat/completions", chat, "chat"),
-    *api("/v1/responses", responses_api.responses, "chat"),
-    *api("/v1/messages", messages_api.messages, "chat", anthropic_form),
-    *api("/v1/messages/count_tokens", messages_api.count_tokens, "", anthropic_form),
-    ApiRoute("/v1/audio/transcriptions", audio_api.transcriptions, "transcription", body=FORM_BODY),
-    ApiRoute("/v1/audio/translations", audio_api.translations, "translation", body=FORM_BODY),
-    *api("/v1/audio/speech", audio_api.speech, "speech"),
+    *api("/v1/responses", responses.responses, "chat"),
+    *api("/v1/messages", messages.messages, "chat", anthropic_form),
+    *api("/v1/messages/count_tokens", messages.count_tokens, "", anthropic_form),
+    ApiRoute("/v1/audio/transcriptions", audio.transcriptions, "transcription", body=FORM_BODY),
+    ApiRoute("/v1/audio/translations", audio.translations, "translation", body=FORM_BODY),
+    *api("/v1/audio/speech", audio.speech, "speech"),
     # Not every classifier moderates, so the page does not show it.
     ApiRoute("/v1/moderations", moderations.moderate, "classify", is_shown=False),
-    *api("/v1/rerank /rerank", vllm_api.rerank, "rerank"),
-    *api("/v1/classify /classify", vllm_api.classify, "classify"),
-    *api("/v1/score /score", vllm_api.score, "rerank embedding"),
-    *api("/pooling", vllm_api.pooling, "embedding multi classify"),
-    *api("/tokenize", vllm_api.tokenize, "tokens"),
-    *api("/detokenize", vllm_api.detokenize, "tokens"),
+    *api("/v1/rerank /rerank", vllm.rerank, "rerank"),
+    *api("/v1/classify /classify", vllm.classify, "classify"),
+    *api("/v1/score /score", vllm.score, "rerank embedding"),
+    *api("/pooling", vllm.pooling, "embedding multi classify"),
+    *api("/tokenize", vllm.tokenize, "tokens"),
+    *api("/detokenize", vllm.detokenize, "tokens"),
     *api("/v2/chat", cohere_chat.chat_v2, "chat", cohere_form),
     *api("/v1/chat", cohere_chat.chat_v1, "chat", cohere_form),
-    *api("/v2/embed", cohere_api.embed_v2, "embedding", cohere_form),
-    *api("/v1/embed", cohere_api.embed_v1, "embedding", cohere_form),
-    *api("/v2/rerank", cohere_api.rerank, "rerank", cohere_form),
+    *api("/v2/embed", cohere.embed_v2, "embedding", cohere_form),
+    *api("/v1/embed", cohere.embed_v1, "embedding", cohere_form),
+    *api("/v2/rerank", cohere.rerank, "rerank", cohere_form),
     *tei("/embed", tei_api.embed, "embedding"),
     *tei("/embed_sparse", tei_api.embed_sparse, "sparse"),
     *tei("/embed_all", tei_api.embed_all, "multi"),
@@ -170,23 +160,23 @@ ROUTES = [
     ),
     *tei("/info", tei_api.info, method="GET"),
     ApiRoute("/models/{model}/health", tei_api.health, error_form=tei_form, method="GET"),
-    ApiRoute("/models/{model}/rerank", vllm_api.rerank, error_form=tei_form),
+    ApiRoute("/models/{model}/rerank", vllm.rerank, error_form=tei_form),
     *api("/", tei_api.any_task, "", tei_form),
     ApiRoute(
         "/models/{model}",
-        hugging_face_api.answer,
+        hugging_face.answer,
         error_form=tei_form,
         body=FILE_BODY,
-        answers_for=hugging_face_api.is_only_route,
+        answers_for=hugging_face.is_only_route,
     ),
-    *api("/models/{model}/v1/completions", hugging_face_api.text_completions),
-    *api("/models/{model}/v1/chat/completions /models/{model}/chat/completions", hugging_face_api.chat),
+    *api("/models/{model}/v1/completions", hugging_face.text_completions),
+    *api("/models/{model}/v1/chat/completions /models/{model}/chat/completions", hugging_face.chat),
     Route("/health", health),
     Route(METRICS_PATH, metrics),
-    Route("/", front_page.index),
-    *(Route(f"/{name}", front_page.asset) for name in front_page.MEDIA_TYPES),
-    Route("/reports/{name}", front_page.report),
-    Route("/try/{system}", page_boxes.try_it, methods=["POST"]),
+    Route("/", front.index),
+    *(Route(f"/{name}", front.asset) for name in front.MEDIA_TYPES),
+    Route("/reports/{name}", front.report),
+    Route("/try/{system}", boxes.try_it, methods=["POST"]),
 ]
 
 

@@ -10,7 +10,7 @@ mkdir -p "$target$home"/{backends,repoagents,caches}
 for part in bin lib LICENSE TRITON_VERSION caches/local repoagents/checksum backends/python; do
   [[ ! -e $home/$part ]] || cp -a "$home/$part" "$target$home/$part"
 done
-for backend in shared "${backends[@]}"; do
+for backend in "${backends[@]}"; do
   # Our backends, then NVIDIA's own, such as onnxruntime.
   for folder in "/backends/$backend" "$home/backends/$backend"; do
     [[ ! -d $folder ]] || { cp -a "$folder" "$target$home/backends/" && continue 2; }

@@ -16,6 +16,8 @@ shift
 UV_PYTHON=$venv/bin/python UV_LINK_MODE=copy locked.sh /opt/uv "$@"
 
 packages=$(echo "$venv"/lib/python3.*/site-packages)
+# Triton's Python processes, which ignore PYTHONPATH, find `serving` there.
+echo /opt/triton-transformers >"$packages/triton-transformers.pth"
 rm -rf "$packages"/openvino_telemetry*  # reports the use of OpenVINO's tools
 # A server keeps only the part of OpenVINO that runs models on a CPU: a third of its 180 MB serves other devices, a tenth
 # reads other formats. The exporter, which has nncf, converts from PyTorch.

@@ -8,9 +8,9 @@ def main() -> int:
     from triton_transformers.settings import Settings
 
     if Settings.load()["OVERLOAD"]:
-        from loadtest.overload import main
+        from loadtest.overload.overload import main
     else:
-        from loadtest.compare import main
+        from loadtest.compare.compare import main
     return main()
 
 

@@ -11,11 +11,11 @@ import gevent
 from locust import events
 from locust.env import Environment
 
-from loadtest.examples import Examples
-from loadtest.locust_users import Job, Traffic, user_class
-from loadtest.telemetry import Metrics
-from loadtest.users import Meter
-from loadtest.workload import Workload
+from loadtest.load.examples import Examples
+from loadtest.load.locust_users import Job, Traffic, user_class
+from loadtest.load.telemetry import Metrics
+from loadtest.load.users import Meter
+from loadtest.load.workload import Workload
 from triton_transformers.settings import Settings
 
 MODE = "as configured"  # the recording rules use the same name

@@ -1,6 +1,6 @@
 """Run a part of the tests. Repeat its failed tests once, alone, and report those that then pass as flaky.
 
-    python -m tests.rerun tests/unit [options of pytest]
+    python -m tests.rerun tests/stack [options of pytest]
 
 A machine that stands still for seconds may fail a test, which must not cost the whole run. The run passes if every
 failed test passes when it is repeated. It fails without a repetition if tests did not run, because a worker crashed or

@@ -1,6 +1,6 @@
 """Compare two answers to the same request. Each caller has its own limits.
 
-images/triton/backends/shared/engine_choice.py has the same rules for inside Triton, where this package is absent.
+serving/engines/choice.py has the same rules for inside Triton, where this package is absent.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class Setting(Generic[T]):
 
 
 TABLE: dict[str, Setting[Any]] = {}
-# The families of gateway/tool_calls.py.
+# The families of gateway/text/tool_calls.py.
 TOOL_PARSERS = (
     "deepseek", "deepseek_v31", "gemma4", "glm", "granite", "harmony", "hermes", "json", "llama3", "mistral",
     "mistral_args", "phi", "qwen3_coder",

@@ -15,7 +15,7 @@ DTYPES = {
     "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
 
-# A row of an input: a text, token ids, which images/triton/backends/shared/token_ids.py reads, or the file of an image.
+# A row of an input: a text, token ids, which serving/text/token_ids.py reads, or the file of an image.
 Row = str | Sequence[int] | bytes
 TOKEN_IDS = b"\xff"
 

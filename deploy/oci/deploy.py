@@ -11,10 +11,10 @@ from deploy.oci.container_image import Image, push
 from deploy.oci.deployment import Deployment, read
 from deploy.oci.registered_models import Artifact, assemble, is_assembled, pack
 from deploy.oci.rollout import roll_out
+from export.backends import needed
+from export.selection import missing_systems
 from triton_transformers.cli import err, out, run
 from triton_transformers.files import exclusive
-from triton_transformers.models.backends import needed
-from triton_transformers.models.selection import missing_systems
 from triton_transformers.settings import Settings, UserError
 
 # Stand for values that a dry run does not know.

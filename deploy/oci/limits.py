@@ -14,8 +14,8 @@ from deploy.oci import requests as bodies
 from deploy.oci.client import Service, list_all
 from deploy.oci.container_image import Image
 from deploy.oci.deployment import Deployment
-from triton_transformers.models.backends import GENERATION
-from triton_transformers.models.package import TOP
+from export.backends import GENERATION
+from export.package import TOP
 from triton_transformers.settings import UserError
 
 # Documented by Oracle.

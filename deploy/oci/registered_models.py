@@ -20,8 +20,8 @@ from deploy.oci import limits
 from deploy.oci import requests as bodies
 from deploy.oci.client import Service, list_all, list_ours, wait_for_work
 from deploy.oci.deployment import Deployment
+from export.package import assembled_models, package
 from triton_transformers.cli import err, out
-from triton_transformers.models.package import assembled_models, package
 from triton_transformers.settings import ROOT, Settings, UserError, command_environment
 
 PART_BYTES = 128 * 2**20

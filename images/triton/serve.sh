@@ -100,13 +100,12 @@ export PYTHONDONTWRITEBYTECODE=1
 # $$ becomes tritonserver's pid, and its start time tells it from a later process with this pid. The watchdog ends without
 # an error when tritonserver has ended. The loop also ends with tritonserver if the watchdog cannot run, as after
 # `make clean`.
-watchdog=$(dirname "$(readlink -f "$0")")/watchdog
 start_time() {
   local fields
   { read -ra fields <"/proc/$$/stat"; } 2>/dev/null && [[ ${fields[2]} != [ZX] ]] && echo "${fields[21]}"
 }
 started=$(start_time)
-until python3 "$watchdog" "$$" "$started" || [[ $(start_time) != "$started" ]]; do sleep 1; done &
+until python3 -m serving.watchdog "$$" "$started" || [[ $(start_time) != "$started" ]]; do sleep 1; done &
 # The Python processes of models run their code with the server's environment.
 export -n TRITON_ADMIN_KEY
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.generating import with_limit
-from loadtest.switching import DEFAULT_THREADS, DEVICES, THREADS, with_batching, with_instances, without_batching
+from loadtest.server.generating import with_limit
+from loadtest.server.switching import DEFAULT_THREADS, DEVICES, THREADS, with_batching, with_instances, without_batching
 from triton_transformers.triton import CORES, Config, called, generates, is_front, text_limit
 
 Value = int | str

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from loadtest.statistics import Results, half_width
+from loadtest.measure.statistics import Results, half_width
 from loadtest.tune import table
 from loadtest.tune.goal import LATEST, WINNER
 from loadtest.tune.table import AS_CONFIGURED, LIKELY, Arm, cut, number, winner_name
-from triton_transformers.figures import PALETTES, Chart, Palette, images, write_charts
+from monitoring.drawing.charts import PALETTES, Chart, Palette, images, write_charts
 from triton_transformers.files import complete_folder, write_atomically, write_json
 from triton_transformers.pages import page
 

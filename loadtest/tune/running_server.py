@@ -12,16 +12,16 @@ from typing import Any
 import gevent
 import numpy as np
 
-from loadtest.arrivals import GIVEN_UP, arrived_within, is_overloaded
-from loadtest.examples import ask
-from loadtest.machine import OtherPrograms
-from loadtest.statistics import CLIENT_LIMIT
-from loadtest.switching import HEADROOM, RESTART_S, Capacity, LoadRefused, Switch
+from loadtest.load.arrivals import GIVEN_UP, arrived_within, is_overloaded
+from loadtest.load.examples import ask
+from loadtest.load.users import Users
+from loadtest.measure.statistics import CLIENT_LIMIT
+from loadtest.measure.windows import Counters
+from loadtest.server.machine import OtherPrograms
+from loadtest.server.switching import HEADROOM, RESTART_S, Capacity, LoadRefused, Switch
 from loadtest.tune.goal import MAXIMUM_TRY_S, MINIMUM_TRY_S, Goal, try_s
 from loadtest.tune.knobs import Candidate, Knob
 from loadtest.tune.search import Budget, CandidateFailed, Measured
-from loadtest.users import Users
-from loadtest.windows import Counters
 from triton_transformers.answers import difference, smallest_cosine
 from triton_transformers.settings import UserError
 from triton_transformers.tensors import Tensor

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any, NamedTuple
 
-from loadtest.statistics import half_width, t95
+from loadtest.measure.statistics import half_width, t95
 from loadtest.tune.goal import FIRST_MEASUREMENTS, MAXIMUM_PAIRS, MINIMUM_MEASUREMENTS, MINIMUM_PAIRS, REPORT_S
 from loadtest.tune.knobs import Candidate, Knob, Value, label
 from triton_transformers.files import write_atomically

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.statistics import Results
+from loadtest.measure.statistics import Results
 from loadtest.tune.search import FAILED, NOT_PROVEN, Measured
 
 # A candidate, as tune.json has it.

@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 from rich.markup import escape
 
-from loadtest import report as reports
-from loadtest.compare import INTERRUPTED, Comparison, interruptible, progress_bar
-from loadtest.machine import OtherPrograms, busy, is_busy
-from loadtest.statistics import geometric_mean, mean_known
-from loadtest.switching import Capacity, Switch, Switched
+from loadtest.compare.compare import INTERRUPTED, Comparison, interruptible, progress_bar
+from loadtest.load.users import Users
+from loadtest.measure.statistics import geometric_mean, mean_known
+from loadtest.reports import report as reports
+from loadtest.server.machine import OtherPrograms, busy, is_busy
+from loadtest.server.switching import Capacity, Switch, Switched
 from loadtest.tune import report, table
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
@@ -36,7 +37,6 @@ from loadtest.tune.search import (
     Search,
 )
 from loadtest.tune.winner import winner_files
-from loadtest.users import Users
 from triton_transformers.cli import err, out
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import Config, TritonError, engines

@@ -695,14 +695,7 @@ MODEL_PY = '''"""Serve {name} on AWS Neuron. gen_triton_model.py wrote this file
 config.pbtxt names the compiled model and its cores; {base} does the rest.
 """
 
-import sys
-from pathlib import Path
-
-import triton_python_backend_utils as pb_utils
-
-sys.path.append(str(Path(pb_utils.__file__).parents[1]))  # Triton's backends; `neuron` is one of them
-
-from neuron.{module} import {base}
+from serving.neuron.{module} import {base}
 
 
 class TritonPythonModel({base}):

@@ -6,17 +6,17 @@ import argparse
 import sys
 from collections.abc import Collection, Iterable
 
-from loadtest.workload import Workload, worker_count
+from export.added_adapters import FACT
+from export.record import FORMAT_OF, read_record
+from export.selection import check_formats
+from loadtest.load.workload import Workload, worker_count
 from scripts.stack.base import WOULD_DISTURB, WOULD_UNLOAD, Stack
 from triton_transformers.cli import err, one_interrupt, out, run
 from triton_transformers.files import exclusive
-from triton_transformers.models.added_adapters import FACT
-from triton_transformers.models.pipeline_tasks import NEEDS, PIPELINE, PIPELINE_TASKS
-from triton_transformers.models.record import FORMAT_OF, read_record
-from triton_transformers.models.selection import check_formats
-from triton_transformers.pipeline_command import example_command
 from triton_transformers.ports import check_free
 from triton_transformers.settings import ROOT, Settings, UserError, save, saved, with_secrets
+from triton_transformers.tasks.pipeline_command import example_command
+from triton_transformers.tasks.pipelines import NEEDS, PIPELINE, PIPELINE_TASKS
 from triton_transformers.triton import TritonError
 
 # Two commands that write .env at once would lose what one of them wrote.
@@ -205,7 +205,7 @@ def models() -> None:
     settings = Settings.load()
     if not settings.list:
         return stack(settings).models(settings.systems)
-    from triton_transformers.models.listing import print_list
+    from export.listing import print_list
 
     try:
         index = stack(settings).triton.index()

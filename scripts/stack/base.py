@@ -24,6 +24,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
+from export.removal import removable, remove
 from scripts.stack.neuron_cores import check_cores
 from scripts.stack.systems import ModelControl, ServedSystems
 from triton_transformers.certificate import expiry_warning
@@ -31,7 +32,6 @@ from triton_transformers.cli import err, out, without_codes
 from triton_transformers.files import exclusive
 from triton_transformers.http import answers
 from triton_transformers.model_config import check_edits, find_config, is_outdated, tuned_configs, with_steps
-from triton_transformers.models.removal import removable, remove
 from triton_transformers.prometheus import Prometheus, PrometheusError
 from triton_transformers.settings import Settings, UserError, restarting
 from triton_transformers.triton import Triton, TritonError, batching, engines, reason

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from export.record import models_of
 from triton_transformers.model_config import find_config, load_config
-from triton_transformers.models.record import models_of
 from triton_transformers.settings import Settings, UserError
 
 PER_DEVICE = {"inf1": 4, "inf2": 2, "trn1": 2}

@@ -16,13 +16,13 @@ from typing import Any
 
 from rich.markup import escape
 
+from export.record import Record, find_record
 from triton_transformers.cli import out, run
-from triton_transformers.models.pipeline_answers import ANSWERS, defect, leaves
-from triton_transformers.models.pipeline_examples import Traits
-from triton_transformers.models.pipeline_tasks import PIPELINE, PIPELINE_TASKS
-from triton_transformers.models.record import Record, find_record
-from triton_transformers.pipeline_command import ONE_FILE
 from triton_transformers.settings import Settings, UserError
+from triton_transformers.tasks.pipeline_answers import ANSWERS, defect, leaves
+from triton_transformers.tasks.pipeline_command import ONE_FILE
+from triton_transformers.tasks.pipeline_examples import Traits
+from triton_transformers.tasks.pipelines import PIPELINE, PIPELINE_TASKS
 from triton_transformers.triton import Triton, TritonError, engines
 
 TEXT = "Dynamic batching in one sentence, 안녕하세요"

@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from triton_transformers.cli import err, out
 from triton_transformers.files import write_atomically
-from triton_transformers.kinds import listed_names
 from triton_transformers.settings import UserError
+from triton_transformers.tasks.kinds import listed_names
 from triton_transformers.triton import NOT_REPORTED, TIMED_OUT, Triton, TritonError
 
 # How often to load a model whose Python process did not report to Triton in time.

@@ -54,7 +54,7 @@ def test_gateway_image_is_small_and_has_no_more_than_it_imports(built):
     image = built.image(GATEWAY)
     assert int(docker("image", "inspect", "--format", "{{.Size}}", image)) < 200e6
     # Everything that it imports is still there, and what the clients of tests/kubernetes import.
-    modules = "gateway.__main__, triton_transformers.load, uvloop, httptools, ssl"
+    modules = "gateway.__main__, loadtest.load.client, uvloop, httptools, ssl"
     assert run_in(image, f"python3 -c 'import {modules}'") == ""
     assert run_in(image, "command -v apt-get dpkg perl || true") == ""
 

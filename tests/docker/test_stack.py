@@ -103,7 +103,7 @@ def test_measurements_are_kept_in_a_volume(stack):
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_container_has_least_privilege(stack, service):
-    """Look from inside: tests/unit/test_security.py checks the file."""
+    """Look from inside: tests/docs/test_security.py checks the file."""
     assert stack.inspect(service)["HostConfig"]["Memory"] > 0
     assert stack.inside(service, "id", "-u") != "0"
     status = stack.inside(service, "cat", "/proc/self/status")

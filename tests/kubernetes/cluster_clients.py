@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gateway.inference import Inference
-from triton_transformers.load import (
+from gateway.triton.inference import Inference
+from loadtest.load.client import (
     FAILED,
     JSON,
     LOST,

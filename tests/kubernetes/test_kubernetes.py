@@ -16,7 +16,7 @@ LOAD_CLIENTS, REPLICAS, MAX_REPLICAS = 128, 2, 4
 # Each component of autoscaling, and what must serve the cluster's external metrics for it.
 AUTOSCALERS = {"autoscaling-keda": "keda", "autoscaling-hpa": "prometheus-adapter"}
 EDIT = """import json
-from watchdog.tritonserver import Triton
+from serving.watchdog.tritonserver import Triton
 triton = Triton()
 config = triton.call("/v2/models/encoder/config")
 config["dynamic_batching"]["max_queue_delay_microseconds"] = "3000"

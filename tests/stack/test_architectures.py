@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.architectures import measure
-from bench.recorded_models import recorded_models
-from bench.small_models import SmallModel, find_models
+from loadtest.bench.architectures.architectures import measure
+from loadtest.bench.architectures.recorded_models import recorded_models
+from loadtest.bench.architectures.small_models import SmallModel, find_models
 
 pytestmark = pytest.mark.slow
 

@@ -72,7 +72,7 @@ def workers(stack) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             is_ours = process.environ().get("REPORTS") == stack.environment["REPORTS"]
-            if is_ours and process.cmdline()[-1] == "loadtest.worker" and process.status() != psutil.STATUS_ZOMBIE:
+            if is_ours and process.cmdline()[-1] == "loadtest.load.worker" and process.status() != psutil.STATUS_ZOMBIE:
                 ours.append(process)
         except (psutil.Error, IndexError):
             continue

@@ -22,16 +22,16 @@ import psutil
 import pytest
 from markupsafe import escape
 
-from loadtest.report import charts_only
-from loadtest.statistics import COUNTER_SKEW
+from loadtest.measure.statistics import COUNTER_SKEW
+from loadtest.reports.report import charts_only
+from monitoring.drawing.charts import MODE_COLOURS
+from monitoring.drawing.evaluate import Evaluator, Range
 from tests.support import promql
 from tests.support.checkpoints import language
 from tests.support.dashboards import ALL, PANELS
 from tests.support.embedding import embed
 from tests.support.generation import settled
 from tests.support.stacks import COMMAND_S, TestStack
-from triton_transformers.dashboards.render.evaluate import Evaluator, Range
-from triton_transformers.figures import MODE_COLOURS
 from triton_transformers.files import write_atomically
 from triton_transformers.prometheus import Prometheus
 from triton_transformers.settings import MODES, ROOT

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.inference import request_message
+from gateway.triton.inference import request_message
 from tests.support.stacks import TestStack
 from triton_transformers.tensors import Tensor
 

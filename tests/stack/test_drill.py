@@ -12,9 +12,9 @@ import time
 import psutil
 import pytest
 
-from drills.clients import GATEWAY, GRPC, HTTP
+from loadtest.drills.clients import GATEWAY, GRPC, HTTP
+from loadtest.server.own_stack import Make
 from tests.support.stacks import COMMAND_S
-from triton_transformers.own_stack import Make
 from triton_transformers.settings import ROOT
 
 # They take half a minute each at most.

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
+from export.catalogue import SYSTEMS
 from tests.support.batches import batches_of
 from tests.support.embedding import CURL, body, embed
 from triton_transformers.corpus import MIXED
-from triton_transformers.models.catalogue import SYSTEMS
 from triton_transformers.triton import TritonError
 
 
@@ -79,7 +79,7 @@ def test_tokenizer_runs_only_for_its_output(stack, output):
 def test_served_vectors_equal_the_original(stack, original):
     """Compare also an empty text, one token, and more tokens than the maximum."""
     # It imports transformers, whose ssl Locust would patch too late.
-    from triton_transformers.models.exporters.text import example_texts
+    from export.recipes.text.recipe import example_texts
 
     texts = example_texts(256)
     served = np.concatenate([embed(stack, *texts[i : i + 30]) for i in range(0, len(texts), 30)])

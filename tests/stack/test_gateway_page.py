@@ -25,15 +25,15 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from gateway.config import Config, Limits
+from gateway.edge.config import Config, Limits
 from tests.support import page_systems
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import HOSTILE, NAMES, PIECES, PrometheusStandIn
 from tests.support.served_pipelines import assemble_pipelines
 from tests.support.stacks import own_ports
 from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator
-from triton_transformers.example_media import wav
 from triton_transformers.settings import Settings
+from triton_transformers.tasks.example_media import wav
 from triton_transformers.tensors import Tensor
 
 WAIT_S = 120

@@ -22,7 +22,8 @@ import torch
 import tritonclient.grpc as grpcclient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gateway import inference, outages
+from gateway.edge import outages
+from gateway.triton import inference
 from tests.support.batches import all_at_once
 from tests.support.checkpoints import language
 from tests.support.generation import (

@@ -29,7 +29,7 @@ def kit():
 def test_parity_step_compares_a_served_model_and_reports(kit):
     (kit / "venv").symlink_to(sys.prefix)
     environment = os.environ | {"GPU_KIT": str(kit), "OUT": str(kit / "out")}
-    step = [ROOT / "bench/gpu/run.sh", "parity", "bfloat16", "--here", "--only", SYSTEM]
+    step = [ROOT / "loadtest/bench/gpu/run.sh", "parity", "bfloat16", "--here", "--only", SYSTEM]
     done = subprocess.run(step, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bfloat16: 1 of 1 rows: 1 within 0.1 of float32" in (kit / "out/summary.md").read_text()

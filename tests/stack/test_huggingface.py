@@ -19,7 +19,8 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
 
-from gateway.config import Config
+from export.recipes.pipeline import is_same
+from gateway.edge.config import Config
 from tests.stack.test_gateway import CLIENTS, INSTALL
 from tests.stack.test_pipelines import SYSTEMS
 from tests.support import page_systems
@@ -30,8 +31,7 @@ from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
 from tests.support.triton_stand_in import TritonStandIn
 from triton_transformers.corpus import MIXED
-from triton_transformers.example_media import png, wav
-from triton_transformers.models.exporters.pipeline import is_same
+from triton_transformers.tasks.example_media import png, wav
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "sees": lambda folder: save_vision_language(folder, "llava"),
 }
 # The stack serves the pipelines of test_pipelines.py. A stand-in of Triton answers for these, as transformers does:
-# loading one takes 10 seconds of CPU time, and tests/unit/test_pipelines.py compares their answers.
+# loading one takes 10 seconds of CPU time, and tests/serving/pipelines/test_backend.py compares their answers.
 RECORDED: dict[str, Any] = {
     "sounds": [{"score": 0.75, "label": "rain"}, {"score": 0.25, "label": "a cat"}],
     "speaks": {"audio": base64.b64encode(wav(2, 0.1)).decode(), "sampling_rate": 16000},

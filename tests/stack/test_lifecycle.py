@@ -25,7 +25,9 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from dotenv import unset_key
 
-from loadtest.switching import Switch, plan
+from export.catalogue import RECIPES
+from export.record import Record
+from loadtest.server.switching import Switch, plan
 from loadtest.tune.winner import winner_files
 from scripts.stack.apply import apply
 from scripts.stack.local.stack import LocalStack
@@ -37,8 +39,6 @@ from tests.support.triton_clients import IDS, connect, exchange_over_shared_memo
 from triton_transformers.corpus import MIXED
 from triton_transformers.files import comparison_lock, exclusive
 from triton_transformers.http import answers as is_up
-from triton_transformers.models.catalogue import RECIPES
-from triton_transformers.models.record import Record
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
 from triton_transformers.triton import NOT_REPORTED, TritonError, engines
 

@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
+from export.catalogue import SYSTEMS
 from tests.support.embedding import embed
 from tests.support.generation import settled
 from tests.support.neuron import logged, on_neuron
 from tests.support.stacks import SHORT, TestStack, bring_up
 from triton_transformers.corpus import MIXED
-from triton_transformers.models.catalogue import SYSTEMS
 from triton_transformers.settings import MODES
 from triton_transformers.triton import TritonError
 

@@ -14,12 +14,12 @@ import pytest
 import soundfile
 import transformers
 
-from bench.speech_rates import RATE, save_whisper, sound, wav
+from loadtest.bench.speech_rates import RATE, save_whisper, sound, wav
+from tests.serving.pipelines.test_graph import WHISPER
 from tests.support.checkpoints import encoders
 from tests.support.openai_clients import NEEDS_CLIENTS
 from tests.support.served_pipelines import assemble_pipelines
 from tests.support.stacks import TestStack
-from tests.unit.test_pipeline_graphs import WHISPER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"), NEEDS_CLIENTS]
 

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import transformers
 
+from export.recipes.pipeline import is_same
 from scripts.stack.smoke import Limits, attempt
+from tests.serving.pipelines.test_backend import examples_of, natural
+from tests.serving.pipelines.test_media import PLAYLIST, bomb
 from tests.support.generation import send_concurrently
 from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
-from tests.unit.test_media import PLAYLIST, bomb
-from tests.unit.test_pipelines import examples_of, natural
-from triton_transformers.example_media import png, wav
-from triton_transformers.models.exporters.pipeline import is_same
-from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS
-from triton_transformers.pipeline_command import example_command
+from triton_transformers.tasks.example_media import png, wav
+from triton_transformers.tasks.pipeline_command import example_command
+from triton_transformers.tasks.pipelines import PIPELINE_TASKS
 from triton_transformers.triton import Triton, TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -72,7 +72,7 @@ def test_clients_get_the_answers_of_transformers(served, weights, system, tmp_pa
 
 
 def as_json(value: Any) -> Any:
-    from shared.pipeline_outputs import plain
+    from serving.pipelines.outputs import plain
 
     return plain(value)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from export.recipes.text.ranking import QWEN3_TEMPLATE
 from tests.support.checkpoints import encoders, language
 from tests.support.stacks import TestStack
 from triton_transformers.corpus import MIXED
-from triton_transformers.models.exporters.ranking_model import QWEN3_TEMPLATE
 
 pytestmark = pytest.mark.slow
 

@@ -113,7 +113,7 @@ def send_over_grpc(stack: TestStack) -> None:
 def crash_a_model(stack: TestStack) -> None:
     """Crash the encoder's process, send it a text, and wait until it answers again."""
     below = stack.server().children(recursive=True)
-    (watchdog,) = [process for process in below if "triton/watchdog" in " ".join(process.cmdline())]
+    (watchdog,) = [process for process in below if "serving.watchdog" in " ".join(process.cmdline())]
     watchdog.suspend()
     try:
         stack.stub("encoder").send_signal(signal.SIGSEGV)
@@ -179,11 +179,11 @@ def holders(file: str) -> dict[str, set[str]]:
 
 def test_environment_of_no_other_program_has_a_secret(used):
     programs = {
-        canary: {re.search(r"supervisord|serve\.sh|triton/watchdog|$", line)[0] for line in lines}
+        canary: {re.search(r"supervisord|serve\.sh|serving\.watchdog|$", line)[0] for line in lines}
         for canary, lines in holders("environ").items()
     }
     # serve.sh goes on as the loop that starts the watchdog again.
-    assert programs == {ADMIN_KEY: {"supervisord", "serve.sh", "triton/watchdog"}, PASSWORD: {"supervisord"}}
+    assert programs == {ADMIN_KEY: {"supervisord", "serve.sh", "serving.watchdog"}, PASSWORD: {"supervisord"}}
 
 
 def test_process_list_has_the_admin_key_of_triton_alone(used):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.switching import Switch, plan
+from loadtest.server.switching import Switch, plan
 from tests.support.stacks import KEY, TestStack, bring_up, stacks
 from triton_transformers.settings import MODES
 from triton_transformers.triton import NOT_REPORTED, Triton, TritonError

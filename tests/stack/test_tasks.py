@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 
+from export.recipes.text.references import find_answer
 from tests.support.batches import batches_of
 from tests.support.checkpoints import encoders, vision
 from tests.support.neuron import on_neuron
 from tests.support.stacks import SHORT, TestStack, bring_up
 from triton_transformers.corpus import MIXED
-from triton_transformers.models.exporters.references import find_answer
 from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from loadtest import waterfalls
+from loadtest.compare import waterfalls
+from monitoring.traces import Span, TraceFiles
 from tests.support.batches import all_at_once, one_batch
 from tests.support.embedding import embed
 from tests.support.measured_windows import window
 from tests.support.stacks import SHORT, TestStack, bring_up
-from triton_transformers.traces.receiver import Span, TraceFiles
 
 # Long enough for a run of its own, and not so long that it leaves the batch.
 LONG, SHORT_TEXT = "canary " * 60, "canary"

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.serving.vision.test_chat import CHATS, NEW_TOKENS, Loaded, picture, user
 from tests.support.checkpoints.vision_language import save_vision_language
 from tests.support.generation import send_concurrently
 from tests.support.stacks import TestStack
-from tests.unit.test_chat_images import CHATS, NEW_TOKENS, Loaded, picture, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-# A family on each engine; tests/unit/test_chat_images.py has the others.
+# A family on each engine; tests/serving/vision/test_chat.py has the others.
 FORMATS = {"llava": "openvino-fp32", "gemma3": "python"}
 
 

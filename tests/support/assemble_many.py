@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import sys
 
+from export.assemble import assemble_all
 from tests.support.store import stored
 from triton_transformers.cli import run
-from triton_transformers.models.assemble import assemble_all
 from triton_transformers.settings import Settings
 
 

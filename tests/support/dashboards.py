@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triton_transformers.dashboards.__main__ import FOLDER
-from triton_transformers.dashboards.render.evaluate import load
+from monitoring.__main__ import FOLDER
+from monitoring.drawing.evaluate import load
 
 ALL = {path.relative_to(FOLDER).with_suffix("").as_posix(): load(path) for path in sorted(FOLDER.rglob("*.json"))}
 PANELS = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.structure_worker import Structure, compile_structure, new_compiler, xgrammar
+from serving.structure.worker import Structure, compile_structure, new_compiler, xgrammar
 
 # Each byte is a token, and so are some texts that cross the borders of JSON's parts.
 TOKENS = [

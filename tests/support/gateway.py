@@ -15,10 +15,10 @@ from typing import Any
 
 import uvicorn
 
-from gateway.admission import Admission
 from gateway.app import build
-from gateway.config import Config
-from gateway.http_server import listen, server
+from gateway.edge.admission import Admission
+from gateway.edge.config import Config
+from gateway.edge.server import listen, server
 from tests.support.triton_stand_in import Model, TritonStandIn
 from triton_transformers.settings import Settings
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadtest.arrivals import GIVEN_UP, Sample
-from loadtest.compare import Comparison
-from loadtest.examples import Examples
-from loadtest.generating import Generated
-from loadtest.windows import Counters, OpenLoop, Window
+from loadtest.compare.compare import Comparison
+from loadtest.load.arrivals import GIVEN_UP, Sample
+from loadtest.load.examples import Examples
+from loadtest.measure.windows import Counters, OpenLoop, Window
+from loadtest.server.generating import Generated
 from triton_transformers.settings import MODES, Settings
 
 

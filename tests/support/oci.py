@@ -24,9 +24,9 @@ from deploy.oci.client import Service
 from deploy.oci.deployment import Account, Deployment
 from deploy.oci.registered_models import Artifact
 from deploy.oci.rollout import roll_out
+from export.package import package
 from tests.support.oci_stand_in import OciStandIn
 from triton_transformers import cli
-from triton_transformers.models.package import package
 from triton_transformers.settings import ROOT, Settings
 
 COMMITTED = ROOT / "deploy/oci/deployment.toml"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway import front_page, monitoring
+from gateway.edge import monitoring
+from gateway.page import front
 from tests.support.triton_stand_in import (
     COUNTED,
     GENERATION_INPUTS,
@@ -26,7 +27,7 @@ from tests.support.triton_stand_in import (
     text_image,
     tokenized,
 )
-from triton_transformers.models.pipeline_tasks import PIPELINE_TASKS
+from triton_transformers.tasks.pipelines import PIPELINE_TASKS
 from triton_transformers.tensors import Tensor
 
 HOSTILE = '<img src=x onerror="document.title=1">'
@@ -124,7 +125,7 @@ def pipeline(name: str, task: str, answer: object) -> Model:
 def patience() -> Iterator[None]:
     """Let gateways wait as long for Triton and Prometheus, before they show a page, as a busy machine needs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(front_page, "TRITON_S", WAIT_S)
+        patch.setattr(front, "TRITON_S", WAIT_S)
         patch.setattr(monitoring, "LIMIT_S", WAIT_S)
         yield
 

@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from triton_transformers.models.exporters import served
-from triton_transformers.models.exporters.served import ResponseSender, Tensor, TritonError
+from export.check import served
+from export.check.served import ResponseSender, Tensor, TritonError
 
 
 class InferenceRequest(served.InferenceRequest):
@@ -122,7 +122,7 @@ def python_backend() -> Iterator[ModuleType]:
         before = set(sys.modules)
         yield module
         for name in set(sys.modules) - before:
-            package, _, own = name.partition(".")
-            if package == "shared" and own:
+            folder, _, own = name.rpartition(".")
+            if name.startswith("serving."):
                 del sys.modules[name]
-                vars(sys.modules[package]).pop(own, None)  # which `from shared import ...` would return
+                vars(sys.modules.get(folder, module)).pop(own, None)  # which `from folder import own` would return

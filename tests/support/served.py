@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from triton_transformers.models import assemble as commands
-from triton_transformers.models.catalogue import RECIPES, Job
-from triton_transformers.models.exporters.served import ServedSystem, Tensors, python_backend, served_system
-from triton_transformers.models.sources import Folder, Weights, open_weights
-from triton_transformers.models.tasks import task_of
-from triton_transformers.models.unsupported import check_model, check_task
+from export import assemble as commands
+from export.catalogue import RECIPES, Job
+from export.check.served import ServedSystem, Tensors, python_backend, served_system
+from export.checkpoint.tasks import task_of
+from export.checkpoint.unsupported import check_model, check_task
+from export.sources.source import Folder, Weights, open_weights
 from triton_transformers.settings import Settings
 
 

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import psutil
 
+from loadtest.server.own_stack import Make
 from tests.support import onnx_models as models
 from triton_transformers.http import opener
-from triton_transformers.own_stack import Make
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import DEFAULTS, ROOT
 from triton_transformers.triton import NOT_REPORTED, Triton, TritonError

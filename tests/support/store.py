@@ -21,14 +21,15 @@ from pathlib import Path
 
 import pytest
 
+from export import assemble
+from export.catalogue import Job, Outcome, Recipe
+from export.recipes import pipeline
+from export.recipes.text import recipe as text
 from triton_transformers.files import exclusive
-from triton_transformers.models import assemble
-from triton_transformers.models.catalogue import Job, Outcome, Recipe
-from triton_transformers.models.exporters import pipeline, text
 from triton_transformers.settings import ROOT
 
 STORE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "triton-transformers-tests"
-CODE = ("images/triton/backends", "tests/support/neuron_stand_in", "triton_transformers", "uv.lock")
+CODE = ("export", "serving", "tests/support/neuron_stand_in", "triton_transformers", "uv.lock")
 UNUSED_S = 24 * 3600  # then, other code made it
 NOWHERE = Path()
 assemble_anew = assemble.run_recipe

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from export.added_adapters import requested_adapters
+from export.backends import engines, needed
+from export.drafts import Draft, requested_draft
+from export.sources.source import Folder, Source, place
 from scripts.stack.base import certificate
 from scripts.stack.docker import preflight, slim
 from scripts.stack.docker.containers import CHECKOUT_ID
 from scripts.stack.systems import ServedSystems
 from triton_transformers.files import write_atomically
-from triton_transformers.models.added_adapters import requested_adapters
-from triton_transformers.models.backends import engines, needed
-from triton_transformers.models.drafts import Draft, requested_draft
-from triton_transformers.models.sources import Folder, Source, place
 from triton_transformers.settings import ROOT, Settings, UserError, pins
 
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Collection
 
+from export.backends import ENSEMBLE, by_model, engines
+from export.package import assembled_models
 from triton_transformers.cli import out
-from triton_transformers.models.backends import ENSEMBLE, by_model, engines
-from triton_transformers.models.package import assembled_models
 from triton_transformers.settings import ROOT, Settings, UserError
 
 PROFILES = ("cpu", "cuda")

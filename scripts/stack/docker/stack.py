@@ -19,15 +19,15 @@ from typing import Any
 from rich.filesize import decimal
 from rich.markup import escape
 
-from loadtest.machine import STACK_CONTAINERS
+from export.removal import remove_all
+from export.selection import all_in_place
+from loadtest.server.machine import STACK_CONTAINERS
 from scripts.stack.base import PORTS, WOULD_RESTART, Process, Stack
 from scripts.stack.docker import build_progress, containers, preflight, slim
 from scripts.stack.docker.compose import Compose
 from scripts.stack.docker.containers import DEFINITION, Container
 from triton_transformers.cli import OUT_OF_MEMORY, err, out, without_codes
 from triton_transformers.files import ANOTHER_COMPARISON, exclusive
-from triton_transformers.models.removal import remove_all
-from triton_transformers.models.selection import all_in_place
 from triton_transformers.ports import check_free
 from triton_transformers.settings import PROFILES, ROOT, UserError, restarting
 
@@ -35,7 +35,7 @@ from triton_transformers.settings import PROFILES, ROOT, UserError, restarting
 EVENTS = "10m"
 # The exit code of a container that the kernel killed.
 KILLED = 137
-DRAIN = "/opt/triton-transformers/drain.py"
+DRAIN = "serving.watchdog.drain"
 MODELS_LOCK = "models.lock"
 LOADTEST_LOCK = "loadtest.lock"
 # Only other containers reach these ports, in the stack's own network.
@@ -188,7 +188,7 @@ class DockerStack(Stack):
     def drain_triton(self) -> None:
         """Wait until Triton has answered what it accepted. Its profile may differ from that of this command."""
         for container in self.tritons():
-            drained = preflight.run("docker", "exec", container, "python3", DRAIN, timeout=None)
+            drained = preflight.run("docker", "exec", container, "python3", "-m", DRAIN, timeout=None)
             if drained.returncode:
                 err.print(f"[yellow]{escape(drained.stderr.strip())}[/]")
 

@@ -40,9 +40,8 @@ def triton(state: Path) -> Path:
     python = home / "backends/python"
     shutil.copytree(wheel / "backends/python", python)
     shutil.copy(stub, python)
-    for backend in BACKENDS.iterdir():
-        if backend.name == "shared" or (backend / "model.py").exists():
-            (home / "backends" / backend.name).symlink_to(backend)
+    for backend in BACKENDS.glob("*/model.py"):
+        (home / "backends" / backend.parent.name).symlink_to(backend.parent)
     for part in ("bin", "caches"):
         (home / part).symlink_to(wheel / part)
     # The stub's RPATH leads to this folder.

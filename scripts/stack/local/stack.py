@@ -17,14 +17,14 @@ from pathlib import Path
 import psutil
 from rich.markup import escape
 
-from loadtest.machine import STACK_PROCESS
+from export.removal import remove_all
+from export.selection import all_in_place
+from loadtest.server.machine import STACK_PROCESS
 from scripts.stack.base import GATEWAY_SETTINGS, PORTS, WOULD_RESTART, Process, Stack
 from scripts.stack.local import preflight, programs, shared_memory
 from scripts.stack.local.supervisor import Supervisor
 from triton_transformers.cli import call, err, out, without_codes
 from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclusive, write_atomically
-from triton_transformers.models.removal import remove_all
-from triton_transformers.models.selection import all_in_place
 from triton_transformers.ports import check_free
 from triton_transformers.settings import ROOT, SECRETS, UserError, command_environment, restarting
 from triton_transformers.triton import Triton
@@ -51,11 +51,11 @@ FOLDERS = (
 MODULES = {
     "loadtest": "loadtest",
     "tune": "loadtest.tune",
-    "locust": "loadtest.locust_page",
-    "dashboards": "triton_transformers.dashboards.render.page",
+    "locust": "loadtest.load.locust_page",
+    "dashboards": "monitoring.drawing.page",
 }
 MONITORING = ROOT / "monitoring"
-DRAIN = ROOT / "images/triton/drain.py"
+DRAIN = "serving.watchdog.drain"
 
 
 @dataclass
@@ -224,7 +224,7 @@ class LocalStack(Stack):
         environment = supervisord.environ()
         started_with = {name: environment[name] for name in SERVER_SETTINGS if name in environment}
         if Triton.from_settings(self.settings.replace(**started_with)).live():
-            done = subprocess.run([sys.executable, DRAIN], env=environment, capture_output=True, text=True)
+            done = subprocess.run([sys.executable, "-m", DRAIN], env=environment, capture_output=True, text=True)
             if done.returncode:
                 err.print(f"[yellow]{escape(done.stderr.strip())}[/]")
 
@@ -258,7 +258,7 @@ class LocalStack(Stack):
         pythonpath = programs.python_path(self.settings.transformers, self.state)
         own = {"SYSTEMS": " ".join(systems), "ADAPTERS": self.settings["ADAPTERS"]}
         environment = command_environment(**own) | {"PYTHONPATH": pythonpath}
-        if code := call([sys.executable, "-m", "triton_transformers.models"], environment):
+        if code := call([sys.executable, "-m", "export"], environment):
             sys.exit(code)
 
     def models_lock(self) -> AbstractContextManager[None]:

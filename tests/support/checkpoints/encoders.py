@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import CharBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
-from bench.small_models import POSITIONS, WIDTH, byte_level, save_network, wordpiece
+from loadtest.bench.architectures.small_models import POSITIONS, WIDTH, byte_level, save_network, wordpiece
 from triton_transformers.corpus import MIXED
 
 ENTITIES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]

@@ -16,7 +16,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers.models.auto import modeling_auto
 
-from bench.small_models import save_network
+from loadtest.bench.architectures.small_models import save_network
 
 CONTEXT = 256
 RANKED = 400  # tokens of a reranker, whose template has some 250 of them

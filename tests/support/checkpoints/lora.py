@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from triton_transformers.models.adapters import CONFIG, WEIGHTS
+from export.checkpoint.adapters import CONFIG, WEIGHTS
 
 # The fields that peft 0.21 writes and that change nothing here.
 WRITTEN = {

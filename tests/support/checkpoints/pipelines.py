@@ -16,7 +16,7 @@ import torch
 import transformers
 from tokenizers import ByteLevelBPETokenizer
 
-from bench.small_models import LABELS, SIDE, byte_level, decoder, small_fields, wordpiece
+from loadtest.bench.architectures.small_models import LABELS, SIDE, byte_level, decoder, small_fields, wordpiece
 from tests.support.checkpoints import encoders
 from triton_transformers.corpus import MIXED
 

@@ -17,13 +17,20 @@ from typing import Any
 import torch
 import transformers
 
-from bench.small_models import SIZES, TOKENIZERS, WIDTH, image_processor, small_fields, tokenizer_for
-from bench.speech_rates import save_whisper
+from export.checkpoint.tasks import processors_of
+from loadtest.bench.architectures.small_models import (
+    SIZES,
+    TOKENIZERS,
+    WIDTH,
+    image_processor,
+    small_fields,
+    tokenizer_for,
+)
+from loadtest.bench.speech_rates import save_whisper
 from tests.support.checkpoints.pipelines import SMALL_PIPELINES, merged
 from tests.support.checkpoints.vision_language import FAMILIES, save_vision_language
-from triton_transformers.models.tasks import processors_of
 
-CORPUS = Path(__file__).parents[2] / "unit/recorded/real_configs.jsonl"
+CORPUS = Path(__file__).parents[2] / "export/checkpoint/recorded/real_configs.jsonl"
 POSITIONS = 300  # more than the 256 tokens that pipelines generate
 LABELS = ("id2label", "label2id")
 LARGEST = 10_000_000  # weights

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from bench.small_models import SIDE, image_processor, small_config
+from loadtest.bench.architectures.small_models import SIDE, image_processor, small_config
 from tests.support.checkpoints import encoders
 
 SPREAD = 0.5  # wider than for training, so that the output depends on the image

@@ -3,14 +3,7 @@
 config.pbtxt names the compiled model and its cores; LanguageModel does the rest.
 """
 
-import sys
-from pathlib import Path
-
-import triton_python_backend_utils as pb_utils
-
-sys.path.append(str(Path(pb_utils.__file__).parents[1]))  # Triton's backends; `neuron` is one of them
-
-from neuron.language import LanguageModel
+from serving.neuron.language import LanguageModel
 
 
 class TritonPythonModel(LanguageModel):

@@ -19,7 +19,7 @@ from typing import Any, NotRequired, TypedDict
 import torch
 import transformers
 
-from shared.row_adapters import AdapterFiles, adapted
+from serving.generation.adapters import AdapterFiles, adapted
 
 from .lora.request import LoRARequest
 from .sampling_params import RequestOutputKind, SamplingParams

@@ -1,0 +1,1 @@
+"""Compare what Triton would serve with the original, in this process."""

@@ -1,0 +1,1 @@
+"""What a checkpoint is, and whether we may serve it."""

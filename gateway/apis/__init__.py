@@ -1,0 +1,1 @@
+"""The APIs, each a thin translation onto one path."""

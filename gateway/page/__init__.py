@@ -1,0 +1,1 @@
+"""The page with a box for each system."""

@@ -1,0 +1,296 @@
+"""The part of the page about each system: its purpose, the fields of its box, and a command to try it.
+
+POST /try/{system} sends texts or an image to a system of any kind, and returns its outputs, shortened. The page needs
+it for systems that have no OpenAI route. Programs use Triton's own API, which answers in full.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
+
+from gateway.edge import bodies
+from gateway.edge.bodies import json_response
+from gateway.edge.errors import ApiError, shown
+from gateway.page import pipelines
+from gateway.page.fields import Box, Field
+from gateway.text.image_urls import IMAGES
+from gateway.text.tool_calls import FAMILIES
+from gateway.triton.context import gateway_of
+from gateway.triton.inference import CANCEL
+from gateway.triton.rows import IMAGE
+from gateway.triton.served import System
+from triton_transformers.tasks.kinds import TOKENIZED
+from triton_transformers.tensors import DTYPES, Tensor
+
+ELEMENTS = 256  # of an output, at most
+CHARACTERS = 4096  # of a text, at most
+
+Configs = Mapping[str, ModelConfig]  # of a system and its steps
+IMAGE_LABEL = "Image (JPEG, PNG or WebP)"
+
+TEXTS = (
+    "Open the settings and choose a new password.",
+    "Our shop is open from Monday to Saturday.",
+    "Passwords have at least twelve characters.",
+    "The parcel arrives within three days.",
+)
+CAPTIONS = (
+    "a landscape with hills under the sun",
+    "a street in a city at night",
+    "a cat on a sofa",
+    "a page of printed text",
+)
+QUERY = "How do I reset my password?"
+
+
+class Task(NamedTuple):
+    """The purpose of systems with these inputs and outputs."""
+
+    purpose: str
+    inputs: Mapping[str, str]  # each with an example of its text
+    outputs: str
+
+
+# The first that fits. {mask} stands for the mask token of the model.
+TASKS = (
+    Task("classifies images", {IMAGE: ""}, "label score"),
+    Task("turns an image into vectors", {IMAGE: ""}, ""),
+    Task(
+        "recognizes names and other entities",
+        {"input_text": "Marie Curie was born in Warsaw and worked in Paris."},
+        "label score start end",
+    ),
+    Task(
+        "finds the answer to a question in a text",
+        {
+            "question": "Where was Marie Curie born?",
+            "context": "Marie Curie was born in Warsaw. In 1891 she went to Paris, where she studied physics.",
+        },
+        "answer score start end",
+    ),
+    Task("turns a text into a sparse vector", {"input_text": QUERY}, "token token_id weight"),
+    Task("fills in a masked word", {"input_text": "Paris is the {mask} of France."}, "token score"),
+    Task("turns a text into a vector for each token", {"input_text": QUERY}, "last_hidden_state"),
+)
+PURPOSES = {
+    "embedding": "turns texts into vectors",
+    "rerank": "sorts texts by how well they answer a query",
+    "classify": "classifies texts",
+    "generation": "continues a text",
+}
+# For each route that the page has a command for, the body of an example.
+BODIES: Mapping[str, Mapping[str, object]] = {
+    "/v1/embeddings": {"input": [QUERY, TEXTS[0]]},
+    "/v1/rerank": {"query": QUERY, "documents": TEXTS[:2]},
+    "/v1/classify": {"input": "I love this film."},
+    "/v1/completions": {"prompt": "The three laws of robotics are", "max_tokens": 64},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Which planet is the largest?"}]},
+}
+
+
+def purpose(system: System) -> str:
+    """Return what the system does, as the end of a sentence."""
+    if takes_both(system):
+        return "turns texts and images into vectors of one space"
+    if system.kind in PURPOSES:
+        chats = f", and answers in a chat ({', '.join(chat_skills(system)) or 'if it has a chat template'})"
+        return PURPOSES[system.kind] + (chats if "chat" in system.abilities else "")
+    if pipelines.is_pipeline(system):
+        return pipelines.task_of(system).purpose
+    if task := _task_of(system):
+        return task.purpose
+    inputs, outputs = (
+        ", ".join(tensor.name for tensor in side) for side in (system.config.input, system.config.output)
+    )
+    return f"takes {inputs} and returns {outputs}"
+
+
+def chat_skills(system: System) -> list[str]:
+    """Return what the model can do in a chat. Each proves a chat template, which the configuration does not name."""
+    skills = {
+        "images": IMAGES in system.inputs,
+        "tools": system.tool_parser in FAMILIES.keys() - {""},
+        "reasoning": system.parameter("reasoning"),
+    }
+    return [skill for skill, has_skill in skills.items() if has_skill]
+
+
+def takes_both(system: System) -> bool:
+    """Return whether the system turns texts and images into vectors of one space."""
+    return system.kind == "embedding" and IMAGE in system.inputs
+
+
+def text_inputs(config: ModelConfig) -> list[ModelInput]:
+    """Return the inputs that a page can fill with texts: the required ones, or the first if all are optional.
+
+    There are none if the system requires other tensors, too.
+    """
+    required = [tensor for tensor in config.input if not tensor.optional]
+    inputs = required or [tensor for tensor in config.input if is_text(tensor)][:1]
+    return inputs if all(map(is_text, inputs)) else []
+
+
+def is_text(tensor: ModelInput) -> bool:
+    return bool(tensor.data_type == model_config_pb2.TYPE_STRING)
+
+
+def box(system: System, configs: Configs, streams: bool) -> Box | None:
+    """Return the form to try the system; None if it takes tensors that a page cannot fill."""
+    query = Field("query", "Query", value=QUERY)
+    texts = Field("texts", "Texts, one in each line", value="\n".join(TEXTS), rows=4)
+    if takes_both(system):
+        texts = Field("texts", "Texts, one in each line", value="\n".join(CAPTIONS), rows=4)
+        return Box("embedding", [Field("image", IMAGE_LABEL, "image"), texts], "Compare")
+    if system.kind == "embedding":
+        return Box("embedding", [query, texts], "Compare")
+    if system.kind == "rerank":
+        return Box("rerank", [query, texts], "Sort")
+    if system.kind == "classify":
+        lines = "I love this film.\nThe service was slow and the food was cold."
+        return Box("classify", [Field("input", "Texts, one in each line", value=lines, rows=3)], "Classify")
+    if system.kind == "generation":
+        skills = chat_skills(system)
+        modes = [("text", "Continue the text"), *([("chat", "Answer in a chat")] if "chat" in system.abilities else [])]
+        prompt = "Which planet is the largest?" if skills else "The three laws of robotics are"
+        tokens = "512" if "reasoning" in skills else "64"
+        fields = [
+            Field("prompt", "Prompt", value=prompt, rows=3),
+            *([Field("mode", "Mode", "choice", choices=modes[:: -1 if skills else 1])] if len(modes) > 1 else []),
+            *([Field("system", "System message, for a chat", required=False)] if len(modes) > 1 else []),
+            *([Field("tools", "Tools (JSON, optional), for a chat", required=False)] if "tools" in skills else []),
+            *([Field("image", f"{IMAGE_LABEL}, for a chat", "image", required=False)] if "images" in skills else []),
+            Field("max_tokens", "Maximum tokens", "number", tokens, min="1", step="1"),
+            Field("temperature", "Temperature", "number", f"{system.sampling().get('temperature', 0)}", step="0.1"),
+        ]
+        return Box("generation", fields, "Generate", streams)
+    if pipelines.is_pipeline(system):
+        return pipelines.box(system)
+    if system.streams:
+        return None
+    examples = _examples(system, configs)
+    fields = [
+        Field(name, IMAGE_LABEL, "image")
+        if name == IMAGE
+        else Field(name, name.replace("_", " ").capitalize(), value=text, rows=3 if len(text) > 60 else 2)
+        for name, text in examples.items()
+    ]
+    return Box("other", fields, "Send") if fields else None
+
+
+def command(system: System, routes: Sequence[str], configs: Configs, url: str, needs_key: bool) -> str:
+    """Return commands that send an example to the routes of the system; nothing if no route takes its tensors."""
+    key = ' \\\n  -H "Authorization: Bearer $API_KEY"' if needs_key else ""
+    header = f" \\\n  -H 'Content-Type: application/json'{key}"
+    if takes_both(system):
+        body = _quoted({"model": system.name.replace("%", "%%"), "input": [CAPTIONS[0], {"image": "%s"}]})
+        curl = f"curl {shlex.quote(f'{url}/v1/embeddings')}{header}"
+        return f"""printf {body} "$(base64 -w0 image.jpg)" |\n  {curl} -d @-"""
+    if system.kind != "other":
+        # A system without one vector for each text has another type of vectors.
+        more = {"embedding_type": system.kind} if system.kind in ("sparse", "multi") else {}
+        return "\n\n".join(
+            f"curl {shlex.quote(url + route)}{header} \\\n  -d {_quoted({'model': system.name, **body, **more})}"
+            for route, body in BODIES.items()
+            if route in routes
+        )
+    examples = {} if system.streams else _examples(system, configs)
+    if pipelines.is_pipeline(system):
+        return pipelines.command(system, f"curl {shlex.quote(f'{url}/models/{system.name}')}{header}")
+    curl = f"curl {shlex.quote(f'{url}/try/{system.name}')}{header}"
+    if IMAGE in examples:
+        return f"""printf '{{"inputs": {{"{IMAGE}": "%s"}}}}' "$(base64 -w0 image.jpg)" |\n  {curl} -d @-"""
+    return f"{curl} \\\n  -d {_quoted({'inputs': examples})}" if examples else ""
+
+
+def _examples(system: System, configs: Configs) -> dict[str, str]:
+    """Return an example for each input that a page can fill. The example of an image is empty."""
+    masks = (
+        config.parameters["exactly_one"].string_value
+        for config in configs.values()
+        if "exactly_one" in config.parameters
+    )
+    mask = next(masks, "")
+    task = _task_of(system)
+    known = {IMAGE: "", **(task.inputs if task else {})}
+    default = f"{mask} {QUERY}".strip()
+    return {
+        tensor.name: known.get(tensor.name, default).replace("{mask}", mask) for tensor in text_inputs(system.config)
+    }
+
+
+def _task_of(system: System) -> Task | None:
+    return next(
+        (task for task in TASKS if task.inputs.keys() <= system.inputs and {*task.outputs.split()} <= system.outputs),
+        None,
+    )
+
+
+def _quoted(body: object) -> str:
+    return shlex.quote(json.dumps(body, ensure_ascii=False))
+
+
+# --- POST /try/{system} -----------------------------------------------------------------------------------------------
+
+
+class TryBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The texts by the names of the inputs. Images, sound and videos are their files in base64."""
+
+    inputs: dict[str, str]
+
+
+async def try_it(request: Request) -> Response:
+    gateway = gateway_of(request)
+    body = await bodies.read(request, TryBody)
+    system = await gateway.served.find(request.path_params["system"], param="system")
+    tensors = input_tensors(system, body.inputs)
+    names = [tensor.name for tensor in system.config.output if tensor.name != TOKENIZED]
+    outputs = await gateway.infer(system, tensors, names)
+    # A part of a pipeline's answer would not be JSON.
+    characters = None if pipelines.is_pipeline(system) else CHARACTERS
+    shortened_outputs = [shortened(tensor, characters) for tensor in outputs.values()]
+    return json_response({"model": system.name, "outputs": shortened_outputs})
+
+
+def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
+    """Return the inputs of one row. Raise ApiError with the name of an input that is missing, empty or unknown."""
+    if system.streams:
+        raise ApiError(400, f"The model '{system.name}' streams its responses: send it to /v1/completions.", "system")
+    known = [tensor.name for tensor in system.config.input if is_text(tensor) and tensor.name != CANCEL]
+    required = [tensor.name for tensor in text_inputs(system.config)]
+    if not required:
+        names = ", ".join(tensor.name for tensor in system.config.input)
+        message = f"The model '{system.name}' takes {names}, which are not texts or images: use Triton's own API."
+        raise ApiError(400, message, "system")
+    for name in texts:
+        if name not in known:
+            raise ApiError(
+                400, f"The model '{system.name}' takes the inputs {', '.join(known)}.", f"inputs.{shown(name)}"
+            )
+    # Which inputs a pipeline requires depends on its task, and its backend knows.
+    for name in [] if texts and pipelines.is_pipeline(system) else required:
+        if not texts.get(name):
+            raise ApiError(400, f"The model '{system.name}' requires this input.", f"inputs.{name}")
+    shape = [1, 1] if system.max_batch else [1]
+    return [Tensor.from_texts(name, [text], shape) for name, text in texts.items()]
+
+
+def shortened(tensor: Tensor, characters: int | None = CHARACTERS) -> dict[str, Any]:
+    """Return the tensor as JSON has it, with its first elements."""
+    if tensor.datatype == "BYTES":
+        data: list[Any] = [text[:characters] for text in tensor.texts()[:ELEMENTS]]
+    else:
+        values = tensor.array().ravel()[:ELEMENTS] if tensor.datatype in DTYPES else np.empty(0)  # BF16
+        # JSON has no NaN and no infinity.
+        data = [value if math.isfinite(value) else None for value in values.tolist()]
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "data": data}

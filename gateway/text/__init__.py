@@ -1,0 +1,1 @@
+"""What several APIs do with texts and images on their way to the models."""

@@ -1,0 +1,1 @@
+"""make loadtest: compare dynamic batching with the modes without it."""

@@ -1,0 +1,1 @@
+"""The load: workloads, requests, users and the processes that run them."""

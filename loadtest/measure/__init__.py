@@ -1,0 +1,1 @@
+"""Windows of a measurement, and the numbers that follow from them."""

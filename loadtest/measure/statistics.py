@@ -1,0 +1,438 @@
+"""The numbers of a comparison and its verdict, computed from its windows alone."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.load.arrivals import GIVEN_UP, Sample
+from loadtest.measure.windows import Counters, Window
+from loadtest.server.generating import Generated
+from loadtest.server.machine import busy, is_busy
+from triton_transformers.files import complete_file
+from triton_transformers.settings import MODES
+
+# The content of results.json, or a part of it (docs/comparison.md).
+Results = dict[str, Any]
+
+# Cores that Locust's busiest process may use before it counts as the bottleneck: the limit of Locust's own warning.
+CLIENT_LIMIT = 0.9
+# Triton updates its counters one after the other, so a reading under load may fall between two of them.
+COUNTER_SKEW = 2
+# Mean batch, or tokens per step of a generating model, from which batching counts as proven.
+BATCHED_FROM = 1.02
+# Responses from which on a window shows the latency of a generating system, or a 95th percentile in an open loop.
+ENOUGH_RESPONSES, ENOUGH_ARRIVALS = 4, 20
+# The ratio in the headline of a comparison: throughput with dynamic batching / in the other mode, or in an open loop
+# the 95th percentile in the other mode / with dynamic batching. Above 1, dynamic batching is better.
+THROUGHPUT_RATIO, LATENCY_RATIO = "throughput_ratio", "latency_ratio"
+FASTER, SLOWER, NOT_PROVEN = "faster", "slower", "not proven"
+NARROW = "More ROUNDS or a longer WINDOW narrow it."
+
+# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; for more, the last is a little too wide.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def t95(degrees: int) -> float:
+    return _T95[min(degrees, len(_T95)) - 1]
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half the width of the 95 % interval of the values' mean; at least two values are required."""
+    return t95(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+@dataclass(frozen=True)
+class ModelBatches:
+    """Triton's figures for one model: batch sizes, and time per request."""
+
+    mean_batch: float
+    queue_ms: float
+    compute_ms: float
+    batches: dict[int, int]  # executions by batch size
+
+    @classmethod
+    def from_counters(cls, counters: Sequence[Counters]) -> ModelBatches:
+        requests = sum(c.requests for c in counters) or 1
+        executions = sum(c.executions for c in counters)
+        batches: Counter[int] = Counter()
+        for c in counters:
+            batches.update(c.batches)
+        return cls(
+            mean_batch=sum(c.rows for c in counters) / executions if executions else 0.0,
+            queue_ms=sum(c.queue_ns for c in counters) / requests / 1e6,
+            compute_ms=sum(c.compute_ns for c in counters) / requests / 1e6,
+            batches=dict(sorted(batches.items())),
+        )
+
+
+def score(window: Window) -> float:
+    """Return what modes are compared by; more is better, and 0 is a window without responses.
+
+    In an open loop that is the inverse of the 95th percentile, because the rate of arrivals sets the throughput.
+    """
+    if window.open_loop:
+        milliseconds = latencies([window])
+        return 1 / float(np.percentile(milliseconds, 95)) if milliseconds else 0.0
+    return throughput(window)
+
+
+def throughput(window: Window) -> float:
+    """Return generated tokens per second, or requests per second of any other system.
+
+    Texts that start together end together, so a short window has too many of their responses, or too few.
+    """
+    return window.generated.tokens_per_second if window.generated else requests_per_second(window)
+
+
+def requests_per_second(window: Window) -> float:
+    answered = window.open_loop.answered if window.open_loop else sum(not s.error for s in window.samples)
+    return answered / (window.end - window.start)
+
+
+def units_per_second(window: Window) -> float:
+    """Return the images, seconds of sound or pages that were answered per second; requests of a system without a unit.
+
+    In an open loop that is an estimate, from the mean of the requests that arrived in the window.
+    """
+    amounts = [s.amount for s in window.samples if not s.error]
+    return requests_per_second(window) * float(np.mean(amounts)) if amounts else 0.0
+
+
+def timed_samples(window: Window) -> list[Sample]:
+    """Return the samples whose latency counts: a request that waited in vain for a user was not answered sooner."""
+    return [s for s in window.samples if not s.error or s.error == GIVEN_UP]
+
+
+def latencies(windows: Sequence[Window]) -> list[float]:
+    """Return the latencies in milliseconds."""
+    return [sample.latency_ms for window in windows for sample in timed_samples(window)]
+
+
+def failures(window: Window) -> int:
+    return sum(bool(s.error) for s in window.samples) - given_up(window)
+
+
+def given_up(window: Window) -> int:
+    """Return how many requests waited in vain for a free user, because the server was overloaded."""
+    return sum(s.error == GIVEN_UP for s in window.samples)
+
+
+def heaviest(windows: list[Window]) -> str:
+    """Return the model that computes the most: the one whose batches matter."""
+    total: Counter[str] = Counter()
+    for window in windows:
+        for name, counters in window.counters.items():
+            total[name] += counters.compute_ns
+    return total.most_common(1)[0][0]
+
+
+def summary(windows: list[Window], model: str) -> Results:
+    """Return the numbers of several windows of one mode.
+
+    Throughput is the windows' geometric mean, so that the quotient of two modes is the ratio of the verdict.
+    """
+    milliseconds = latencies(windows)
+    p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99)).tolist() if milliseconds else (None,) * 3
+    models = {name: ModelBatches.from_counters([w.counters[name] for w in windows]) for name in windows[0].counters}
+    if model not in models:  # another format of the system has other models
+        model = heaviest(windows)
+    return {
+        "throughput_rps": geometric_mean([requests_per_second(w) for w in windows]),
+        "units_per_second": geometric_mean([units_per_second(w) for w in windows]),
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "requests": sum(len(w.samples) for w in windows),
+        "answered_by_triton": sum(w.counters[model].requests for w in windows),
+        "failures": sum(map(failures, windows)),
+        "model": model,
+        "mean_batch": models[model].mean_batch,
+        "queue_ms": sum(m.queue_ms for m in models.values()),
+        "compute_ms": sum(m.compute_ms for m in models.values()),
+        "cpu": float(np.mean([w.client_cpu for w in windows])),
+        "other_cores": mean_known([w.other_cores for w in windows]),
+        **generation([w.generated for w in windows if w.generated]),
+        **open_loop(windows),
+        "models": {name: asdict(m) for name, m in models.items()},
+    }
+
+
+def mean_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def generation(windows: list[Generated]) -> Results:
+    """Return the numbers of a system that generates text; nothing for any other system."""
+    if not windows:
+        return {}
+    total = sum(windows[1:], windows[0])
+    return {
+        "tokens_per_second": geometric_mean([window.tokens_per_second for window in windows]),
+        "generated_tokens": total.generated_tokens,
+        "tokens_per_step": total.tokens_per_step,
+        "first_token_ms": total.first_token_ms,
+        "output_token_ms": total.output_token_ms,
+    }
+
+
+def open_loop(windows: list[Window]) -> Results:
+    """Return the numbers of an open loop; nothing for a closed one."""
+    loops = [window.open_loop for window in windows if window.open_loop]
+    if not loops:
+        return {}
+    overloaded = sum(loop.overloaded for loop in loops)
+    return {
+        "overloaded": 2 * overloaded >= len(loops),
+        "overloaded_windows": overloaded,
+        "windows_kept_up": len(loops) - overloaded,
+        "given_up": sum(map(given_up, windows)),
+        "unanswered_at_start": sum(loop.unanswered_at_start for loop in loops),
+        "unanswered_at_end": sum(loop.unanswered_at_end for loop in loops),
+    }
+
+
+def window_record(window: Window, model: str) -> Results:
+    return {
+        "mode": window.mode,
+        "round": window.round,
+        "start": window.start,
+        "end": window.end,
+        "began_at": window.began_at,
+        "counted_s": window.counted_s,
+        **{key: value for key, value in summary([window], model).items() if key != "models"},
+    }
+
+
+def verdict(windows: list[Window], model: str, formats: Sequence[str] = ()) -> Results:
+    """Compare dynamic batching with each other mode, or each other format with the first one.
+
+    The headline is the ratio of dynamic batching to the best other mode, or of the second format to the first.
+    """
+    rounds = complete_rounds(windows)
+    modes = modes_of(windows, formats)
+    headline = LATENCY_RATIO if windows[0].open_loop else THROUGHPUT_RATIO
+    if formats:
+        baseline, subject, *_ = modes
+        ratios = {form: ratio(rounds, baseline, headline, form) for form in modes[1:]}
+        proven = ratios[subject]
+    else:
+        subject, others = "dynamic", [mode for mode in modes if mode != "dynamic"]
+        baseline = best(rounds, others)
+        ratios = {mode: ratio(rounds, mode, headline) for mode in others}
+        proven = ratios[baseline]
+    figures = {mode: summary([by_mode[mode] for by_mode in rounds], model) for mode in (baseline, subject)}
+    overloaded = [mode for mode in figures if figures[mode].get("overloaded")]
+    return {
+        **proven,
+        "headline": headline,
+        "subject": subject,
+        "baseline": baseline,
+        "outcome": NOT_PROVEN if len(overloaded) == len(figures) else outcome(proven["ci95"]),
+        "p95_ratio": figures[subject]["p95_ms"] / figures[baseline]["p95_ms"],
+        "ratios": ratios,
+        "overloaded": overloaded,
+        "client_bound": any(w.client_cpu >= CLIENT_LIMIT for w in windows),
+    }
+
+
+def best(rounds: list[dict[str, Window]], modes: list[str]) -> str:
+    """Return the mode with the best score of all rounds together.
+
+    As the baseline it never flatters dynamic batching: of two modes that are equally good, it is the one that chance
+    favoured.
+    """
+    return max(modes, key=lambda mode: geometric_mean([score(by_mode[mode]) for by_mode in rounds]))
+
+
+def ratio(
+    rounds: list[dict[str, Window]], other: str, key: str = THROUGHPUT_RATIO, subject: str = "dynamic"
+) -> Results:
+    """Return the ratio of the scores, subject / other, over the rounds, with the interval that their spread allows."""
+    logs = [math.log(score(by_mode[subject]) / score(by_mode[other])) for by_mode in rounds]
+    mean = float(np.mean(logs))
+    interval = None
+    if len(logs) > 1:
+        half = half_width(logs)
+        interval = [math.exp(mean - half), math.exp(mean + half)]
+    return {key: math.exp(mean), "ci95": interval}
+
+
+def outcome(interval: list[float] | None) -> str:
+    """Return what dynamic batching, or the second format, does to the score, if the ratio's interval proves that."""
+    if interval is None or interval[0] <= 1 <= interval[1]:
+        return NOT_PROVEN
+    return FASTER if interval[0] > 1 else SLOWER
+
+
+def modes_of(windows: list[Window], formats: Sequence[str] = ()) -> list[str]:
+    """Return those of the modes, or of these formats, that were measured, in the order in which reports show them."""
+    measured = {window.mode for window in windows}
+    return [mode for mode in formats or MODES if mode in measured]
+
+
+def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
+    """Return the windows by mode of each round in which every mode answered requests.
+
+    A generating system may count tokens in a window in which no request succeeded: that window has no latency.
+    """
+    modes = {window.mode for window in windows}
+    has_subject = "dynamic" in modes or not modes <= {*MODES}  # formats have no mode to be compared with all others
+    if len(modes) < 2 or not has_subject:
+        return []
+    rounds: dict[int, dict[str, Window]] = {}
+    for window in windows:
+        if score(window) and latencies([window]):
+            rounds.setdefault(window.round, {})[window.mode] = window
+    return [by_mode for by_mode in rounds.values() if len(by_mode) == len(modes)]
+
+
+def batching_error(windows: list[Window], model: str, noun: str = "texts") -> str:
+    """Return how the counters contradict the modes, or nothing: only dynamic batching runs batches."""
+    for window in windows:
+        if window.generated:
+            steps = window.generated.tokens_per_step
+            if window.mode != "dynamic" and steps > BATCHED_FROM:
+                return f"one at a time, '{model}' still generated {steps:.2f} tokens per step: max_batch did nothing"
+            if window.mode == "dynamic" and steps < BATCHED_FROM:
+                return f"together, '{model}' generated only {steps:.2f} tokens per step"
+            continue
+        for name, counters in window.counters.items():
+            if window.mode != "dynamic" and abs(counters.rows - counters.executions) > COUNTER_SKEW:
+                mean = ModelBatches.from_counters([counters]).mean_batch
+                return (
+                    f"with dynamic batching off, '{name}' still ran {mean:.2f} {noun} per execution: "
+                    "something else was using the server"
+                )
+        mean = ModelBatches.from_counters([window.counters[model]]).mean_batch
+        if window.mode == "dynamic" and mean < BATCHED_FROM:
+            return f"with dynamic batching on, '{model}' ran only {mean:.2f} {noun} per execution"
+    return ""
+
+
+def complaints(results: Results) -> list[str]:
+    """Return why the comparison does not count; without such a reason its exit code is 0."""
+    reasons = []
+    if results["stopped"]:
+        reasons.append(f"stopped early: {results['stopped']}; what was measured until then is kept")
+    if results["unproven"]:
+        reasons.append(results["unproven"] + likely_cause(results))
+    reasons.append(foreign_requests(results))
+    reasons.append(few_responses(results))
+    if len(results["verdict"]["overloaded"]) > 1:  # then all latencies grow with the window
+        rate = results["settings"]["rate"]
+        reasons.append(f"the server never keeps up with {rate:g} requests per second: set a lower RATE")
+    if failed := sum(window["failures"] for window in results["windows"]):
+        reasons.append(f"{failed} request(s) failed; requests.csv has their errors")
+    if results["verdict"]["client_bound"]:
+        reasons.append(
+            "Locust used a whole core, so a part of the latency is its own: set more WORKERS, or a lower RATE"
+            if results["settings"]["rate"]
+            else "Locust used a whole core, so the server was not the limit: set more WORKERS, fewer USERS, or a "
+            "heavier SYSTEM"
+        )
+    reasons.append(missed_ratio(results))
+    return [reason for reason in reasons if reason]
+
+
+def doubts(results: Results) -> list[str]:
+    """Return what makes the numbers doubtful, although the comparison counts: its interval contains the noise."""
+    machine = results["host"]["cores"]
+    taken = [window["other_cores"] for window in results["windows"] if is_busy(window["other_cores"], machine)]
+    if not taken:
+        return []
+    return [f"in {len(taken)} of {len(results['windows'])} windows {busy(f'up to {max(taken):.1f}', machine)}"]
+
+
+def likely_cause(results: Results) -> str:
+    dynamic = results["modes"]["dynamic"]
+    if dynamic.get("tokens_per_step", dynamic["mean_batch"]) >= BATCHED_FROM:
+        return ""
+    if results["settings"]["rate"]:
+        return ". Likely cause: requests arrive so seldom that none waits for another; set a higher RATE"
+    if results["settings"]["users"] == 1:
+        return ": one user never has two requests waiting; use more USERS"
+    if results["generates"]:
+        return ". Likely cause: a max_batch of 1, or texts that end after one token (docs/comparison.md)"
+    return (
+        ". Likely causes: too few USERS for the model's instances, tensors of unequal length on an input without "
+        "allow_ragged_batch, or a max_batch_size of 1 (docs/comparison.md)"
+    )
+
+
+def foreign_requests(results: Results) -> str:
+    """Return the complaint if Triton answered more requests than Locust sent, or nothing.
+
+    Requests that cross a window's edges do not count as more.
+    """
+    windows = results["windows"]
+    answered, sent = (sum(window[key] for window in windows) for key in ("answered_by_triton", "requests"))
+    # Locust's users go on while the counters are read, which takes seconds on a busy machine; an open loop does not.
+    expected = sent
+    if not results["settings"]["rate"]:
+        expected = sum(w["requests"] * w["counted_s"] / (w["end"] - w["start"]) for w in windows)
+    crossing = sum(window.get("unanswered_at_start", 2 * results["settings"]["users"]) for window in windows)
+    if answered <= 1.25 * expected + crossing:
+        return ""
+    return f"Triton answered {answered} requests in the windows, but Locust sent {sent}: something else used the server"
+
+
+def few_responses(results: Results) -> str:
+    """Return the complaint if a window is too short for the latency of a generating system or an open loop."""
+    rate = results["settings"]["rate"]
+    enough = ENOUGH_ARRIVALS if rate else ENOUGH_RESPONSES if results["generates"] else 0
+    window = min(results["windows"], key=lambda window: window["requests"])
+    if window["requests"] >= enough:
+        return ""
+    return (
+        f"a window of {window['mode']} had only {window['requests']} response(s) in "
+        f"{window['end'] - window['start']:.0f} s, too few to show the latency: set a longer WINDOW, or "
+        f"{'a higher RATE' if rate else 'fewer TOKENS'}"
+    )
+
+
+def missed_ratio(results: Results) -> str:
+    """Return why the ratio does not prove MIN_RATIO: the whole interval has to reach it."""
+    minimum, ratio = results["settings"]["min_ratio"], results["verdict"][results["verdict"]["headline"]]
+    name = "latency ratio" if results["settings"]["rate"] else "throughput ratio"
+    if not minimum:
+        return ""
+    if ratio < minimum:
+        return f"the {name} {ratio:.2f} is below MIN_RATIO={minimum:g}"
+    if not (interval := results["verdict"]["ci95"]):
+        return f"one round has no interval that could prove MIN_RATIO={minimum:g}"
+    if interval[0] >= minimum:
+        return ""
+    if outcome(interval) == NOT_PROVEN:  # then the verdict's sentence shows the interval, and what to do
+        return f"the interval begins below MIN_RATIO={minimum:g}"
+    return (
+        f"the {name}'s 95 % interval, {interval[0]:.2f} to {interval[1]:.2f}, begins below "
+        f"MIN_RATIO={minimum:g}. {NARROW}"
+    )
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(float(np.mean(np.log(values)))) if min(values) > 0 else 0.0
+
+
+def write_csv(windows: list[Window], path: Path) -> None:
+    with complete_file(path) as temporary, temporary.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["answered_at_s", "latency_ms", "mode", "round", "error"])
+        for window in windows:
+            rows.writerows(
+                [f"{s.at:.6f}", f"{s.latency_ms:.3f}", window.mode, window.round, s.error] for s in window.samples
+            )

@@ -1,0 +1,1 @@
+"""make loadtest OVERLOAD: more requests than the server can answer."""

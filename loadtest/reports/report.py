@@ -1,0 +1,508 @@
+"""The report of a comparison: its sentence and table, its figures, and its files."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadtest.measure.agreement import REQUESTS
+from loadtest.load.arrivals import Sample
+from loadtest.server.machine import is_busy
+from loadtest.measure.statistics import NARROW, NOT_PROVEN, THROUGHPUT_RATIO, Results, heaviest, latencies, summary, throughput, timed_samples, write_csv
+from loadtest.load.telemetry import LAST_SCRAPE_S
+from loadtest.measure.windows import Window
+from monitoring.drawing.draw import draw
+from monitoring.drawing.evaluate import BATCHING, Range, load
+from monitoring.drawing.charts import PALETTES, Chart, Palette, images, write_charts
+from triton_transformers.files import WRITING, complete_folder, write_atomically, write_json
+from triton_transformers.pages import page
+from triton_transformers.prometheus import Prometheus, PrometheusError
+from triton_transformers.settings import DEFAULTS, TABLE, Settings
+
+WINDOWS_HEADER = f"{'round':>5}  {'mode':<10}{'requests/s':>11}{'p95 ms':>9}{'batch':>8}{'failed':>8}"
+# The same for a system that generates text.
+GENERATING_HEADER = f"{'round':>5}  {'mode':<10}{'tokens/s':>11}{'p95 ms':>9}{'together':>10}{'failed':>8}"
+
+
+# The modes whose colours the formats have, in their order.
+FORMAT_COLOURS = ("none", "dynamic", "instances")
+
+
+def colours(results: Results) -> dict[str, str]:
+    """Return the mode whose colour each of the modes or formats has."""
+    return dict(zip(results["modes"], FORMAT_COLOURS if results["formats"] else results["modes"], strict=False))
+
+
+def label(mode: str, results: Results) -> str:
+    """Return a mode's name as tables and charts show it."""
+    if results["formats"]:
+        return mode
+    if results["generates"]:
+        return {"none": "one at a time", "dynamic": "together"}[mode]
+    instances = f"{results['triton']['cores']} instances"
+    return {"none": "no batching", "instances": instances, "dynamic": "dynamic batching"}[mode]
+
+
+def sentence(results: Results) -> str:
+    return open_loop_sentence(results) if results["settings"]["rate"] else closed_loop_sentence(results)
+
+
+def closed_loop_sentence(results: Results) -> str:
+    verdict, users, system = results["verdict"], results["settings"]["users"], results["system"]
+    interval = verdict["ci95"]
+    load = f"with {users} user{'s' if users > 1 else ''}"
+    generates = results["generates"]
+    batching, answer = subject(results), "generate" if generates else "answer"
+    times = f"{verdict[THROUGHPUT_RATIO]:.2f} times as many {'tokens' if generates else 'requests'} of {system}"
+    baseline = without_batching(results) if results["formats"] else f"the same server with {without_batching(results)}"
+    if interval is None or verdict["outcome"] == NOT_PROVEN:
+        return not_proven(f"{load}, {batching} {past(answer)} {times} as {baseline}", interval)
+    low, high = (f"{bound:.2f}" for bound in interval)
+    dynamic, other = (results["modes"][verdict[key]]["p95_ms"] for key in ("subject", "baseline"))
+    return (
+        f"{load.capitalize()}, {batching} {answer}s {times} (95 % interval {low} to {high}) as {baseline}. "
+        f"p95: {dynamic:.0f} ms instead of {other:.0f} ms."
+    )
+
+
+def open_loop_sentence(results: Results) -> str:
+    verdict, modes, system = results["verdict"], results["modes"], results["system"]
+    overloaded, interval = verdict["overloaded"], verdict["ci95"]
+    load = f"at {results['settings']['rate']:g} requests per second"
+    batching, baseline = subject(results), without_batching(results)
+    dynamic, other = (f"{modes[verdict[key]]['p95_ms']:.0f} ms" for key in ("subject", "baseline"))
+    grows = "the latency grows as long as the load lasts"
+    if len(overloaded) == 2:
+        return f"Not proven: {load}, the server does not keep up, neither with {batching} nor with {baseline}: {grows}."
+    ratio = f"{verdict[verdict['headline']]:.2f} times as fast"
+    if interval is None or verdict["outcome"] == NOT_PROVEN:
+        return not_proven(f"{load}, {batching} was {ratio} as with {baseline} (95th percentile)", interval)
+    low, high = (f"{bound:.2f}" for bound in interval)
+    if verdict["subject"] in overloaded:
+        return (
+            f"{load.capitalize()}, with {batching} the server does not keep up: {grows}. With {baseline}, it answers "
+            f"95 % of the requests of {system} within {other}."
+        )
+    answers = f"{load.capitalize()}, {batching} answers 95 % of the requests of {system} within {dynamic}"
+    if overloaded:
+        return f"{answers}. With {baseline}, the server does not keep up: {grows}."
+    return f"{answers} instead of {other} with {baseline}: {ratio} (95 % interval {low} to {high})."
+
+
+def not_proven(claim: str, interval: list[float] | None) -> str:
+    """Return the sentence for a ratio that has no interval, or one that contains 1."""
+    if interval is None:
+        return f"Not proven: {claim} in the only complete round, and one round has no interval."
+    low, high = interval
+    return f"Not proven: {claim}, but the 95 % interval, {low:.2f} to {high:.2f}, contains 1. {NARROW}"
+
+
+def past(verb: str) -> str:
+    return verb.removesuffix("e") + "ed"
+
+
+def subject(results: Results) -> str:
+    """Return what the sentence is about."""
+    if results["formats"]:
+        return f"FORMAT={results['verdict']['subject']}"
+    return "batching" if results["generates"] else "dynamic batching"
+
+
+def without_batching(results: Results) -> str:
+    """Return how the server was configured in the baseline, and that it is the best of several modes."""
+    if results["formats"]:
+        return f"FORMAT={results['verdict']['baseline']}"
+    if results["generates"]:
+        return "one text at a time"
+    baseline = "dynamic batching off"
+    if results["verdict"]["baseline"] == "instances":
+        baseline += f" and one instance for each of its {results['triton']['cores']} cores"
+    return baseline + (", the best of the other modes" if len(results["modes"]) > 2 else "")
+
+
+def explanation(results: Results) -> str:
+    """Return what the modes are, and what they have in common."""
+    if results["formats"]:
+        return (
+            f"Every format runs on this server as `make add` configures it, with the same users and {results['noun']}. "
+            f"Its answers to at most {REQUESTS} requests, sent one at a time, are compared with those of "
+            f"{results['formats'][0]}."
+        )
+    if results["generates"]:
+        return (
+            "Every mode runs on this server with the same model, users and texts. One at a time: the model generates "
+            "one text after the other. Together: as configured, a text runs together with the others that are there."
+        )
+    cores, modes = results["triton"]["cores"], results["modes"]
+    parts = [
+        f"Every mode runs on this server with the same models, users and {results['noun']}.",
+        "No batching: the configured instances run each request by itself." if "none" in modes else "",
+        f"{cores} instances: the same with one instance for each core of the server, with one thread each."
+        if "instances" in modes
+        else "",
+        "Dynamic batching: the configured instances run requests that wait together.",
+        f"The pipeline of {results['system']} runs each row of a batch alone, because together their answers would "
+        "change (batch_size=1 in its config.pbtxt): at best, a batch lets them run side by side."
+        if results["runs_rows_alone"]
+        else "",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def left_out(results: Results) -> list[str]:
+    """Return a sentence for each mode that was not measured."""
+    return [f"The mode {mode} is left out: {reason}." for mode, reason in results["left_out"].items()]
+
+
+def columns(results: Results) -> list[str]:
+    """Return the header of the table: a column for each mode, and the ratio to the baseline."""
+    dynamic = "together" if results["generates"] else results["verdict"]["subject"]
+    modes = [label(mode, results) for mode in results["modes"]]
+    return ["", *modes, f"{dynamic} / {label(results['verdict']['baseline'], results)}"]
+
+
+def rows(results: Results) -> list[list[str]]:
+    """Return a row for each number: its label, its value in each mode, its ratio. results.json has every number."""
+    modes, verdict = results["modes"], results["verdict"]
+
+    def row(name: str, key: str, form: str, compare: bool = True) -> list[str]:
+        values = [figures[key] for figures in modes.values()]
+        dynamic, other = modes[verdict["subject"]][key], modes[verdict["baseline"]][key]
+        shown = ["-" if value is None else format(value, form) for value in values]
+        ratio = dynamic / other if compare and dynamic and other else 0.0
+        return [name, *shown, f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}" if ratio else ""]
+
+    # The latency of an overloaded mode depends on how long the windows are, and so would its ratio.
+    comparable = not verdict["overloaded"]
+    p50, p95, p99 = (row(f"latency {p}, ms", f"{p}_ms", ".0f", comparable) for p in ("p50", "p95", "p99"))
+    locust = [
+        row("Locust, cores", "cpu", ".2f", compare=False),
+        row("other programs, cores", "other_cores", ".2f", compare=False),
+        row("requests measured", "requests", "d", compare=False),
+        row("failed", "failures", "d", compare=False),
+    ]
+    in_all_ratios = verdict["baseline" if results["formats"] else "subject"]
+    ratios = [
+        {} if in_all_ratios in verdict["overloaded"] or figures.get("overloaded") else verdict["ratios"].get(mode, {})
+        for mode, figures in modes.items()
+    ]
+    if first := next(iter(results["formats"]), ""):
+        of_what = f"p95, {first} / this format" if results["settings"]["rate"] else f"this format / {first}"
+    else:
+        of_what = "p95, this mode / dynamic" if results["settings"]["rate"] else "dynamic / this mode"
+    own_ratio = [of_what, *(f"{r[verdict['headline']]:.2f}" if r else "" for r in ratios), ""]
+    own_interval = ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in r.get("ci95") or ()) for r in ratios), ""]
+    own_ratios = [own_ratio, own_interval] if len(modes) > 2 else []
+    requests = row("requests/s", "throughput_rps", ".2f" if results["generates"] else ".1f")
+    units = [row(f"{unit}/s", "units_per_second", ".1f", compare=False)] if (unit := results["unit"]) else []
+    latency = [p50, p95, p99]
+    if results["settings"]["rate"]:
+        requests[0] = "answered, requests/s"
+        kept_up = [
+            f"{figures['windows_kept_up']} of {figures['windows_kept_up'] + figures['overloaded_windows']}"
+            for figures in modes.values()
+        ]
+        first = [p95, *own_ratios, ["windows that kept up", *kept_up, ""], requests, *units]
+        latency = [p50, p99]
+        locust.append(row("not sent, all users busy", "given_up", "d", compare=False))
+    elif results["generates"]:
+        first = [row("tokens/s", "tokens_per_second", ".1f"), requests]
+    else:
+        first = [requests, *own_ratios, *units]
+    if results["generates"]:
+        return [
+            *first,
+            row("time to first token, ms", "first_token_ms", ".0f"),
+            row("time per output token, ms", "output_token_ms", ".1f"),
+            *latency,
+            row("texts together (tokens per step)", "tokens_per_step", ".2f"),
+            *locust,
+        ]
+    return [
+        *first,
+        *quality_rows(results),
+        *latency,
+        row(f"{results['noun']} per batch ({results['model']})", "mean_batch", ".2f"),
+        row("waiting in Triton's queues, ms", "queue_ms", ".1f"),
+        row("computing, ms", "compute_ms", ".1f"),
+        *locust,
+    ]
+
+
+def quality_rows(results: Results) -> list[list[str]]:
+    """Return a row for each measure of the formats' answers beside those of the first one; none for modes."""
+    own = [results["quality"].get(mode, {}) for mode in results["modes"]]
+    names = {
+        "cosine_min": ("smallest cosine of an answer", ".4f"),
+        "cosine_mean": ("mean cosine", ".4f"),
+        "equal_labels": ("equal labels", ".1%"),
+    }
+    return [
+        [name, *(format(measured[key], form) if measured else "" for measured in own), ""]
+        for key, (name, form) in names.items()
+        if any(key in measured for measured in own)
+    ]
+
+
+def print_table(results: Results, console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for number, column in enumerate(columns(results)):
+        # One word per line, so that the table of three modes fits a terminal of 80 columns.
+        table.add_column(column.replace(" ", "\n", 1), justify="right" if number else "left", vertical="bottom")
+    for row in rows(results):
+        table.add_row(*row)
+    console.print()
+    console.print(table)
+    console.print()
+    console.print(f"[bold]{escape(sentence(results))}[/]")
+    for line in [explanation(results), *left_out(results)]:
+        console.print(escape(line))
+
+
+def window_line(window: Window) -> str:
+    """Return the line of a window under WINDOWS_HEADER or GENERATING_HEADER."""
+    numbers = summary([window], heaviest([window]))
+    p95 = "-" if numbers["p95_ms"] is None else f"{numbers['p95_ms']:.0f}"
+    together = f"{numbers['tokens_per_step']:>10.2f}" if window.generated else f"{numbers['mean_batch']:>8.2f}"
+    overloaded = "  does not keep up" if numbers.get("overloaded") else ""
+    line = f"{window.round:>5}  {window.mode:<10}{throughput(window):>11.1f}{p95:>9}{together}{numbers['failures']:>8}"
+    others = f"  others took {window.other_cores:.1f} cores" if is_busy(window.other_cores, os.cpu_count() or 1) else ""
+    return line + overloaded + others
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+# The share of the space between two ticks that the bars of all modes fill together.
+BARS = 0.84
+
+
+def all_charts(results: Results, windows: list[Window]) -> dict[str, Chart]:
+    title = "p95" if results["settings"]["rate"] else "throughput"
+    charts = {
+        title: Chart(partial(draw_over_time, results, windows), (9.6, 2.9), (4.0, 2.8)),
+        "latency": Chart(partial(draw_latency, results, windows), (4.7, 3.1), (4.0, 2.8)),
+    }
+    if results["generates"]:
+        return charts | {"tokens": Chart(partial(draw_token_times, results), (4.7, 3.1), (4.0, 2.8))}
+    bars = len(results["modes"]) * len(models_of(results))
+    return charts | {
+        "batches": Chart(partial(draw_batches, results), (4.7, 3.1), (4.0, 2.8)),
+        "time": Chart(partial(draw_time, results), (9.6, 0.9 + 0.3 * bars), (4.0, 1.2 + 0.3 * bars)),
+    }
+
+
+def models_of(results: Results) -> list[str]:
+    """Return the models of all modes."""
+    return list(dict.fromkeys(name for figures in results["modes"].values() for name in figures["models"]))
+
+
+def offsets(results: Results) -> list[tuple[str, float]]:
+    """Return each mode with the place of its bar beside a tick; bars are BARS / modes wide."""
+    modes = list(results["modes"])
+    return [(mode, BARS * ((number + 0.5) / len(modes) - 0.5)) for number, mode in enumerate(modes)]
+
+
+def draw_over_time(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
+    """Draw the throughput in each second; in an open loop the 95th percentile of the requests that arrived in it."""
+    axes, is_open = figure.add_subplot(), bool(results["settings"]["rate"])
+    for window in windows:
+        colour = palette.colour_of(colours(results)[window.mode])
+        axes.axvspan(window.start, window.end, color=colour, alpha=0.13, linewidth=0)
+        if window.generated and not is_open:
+            axes.hlines(window.generated.tokens_per_second, window.start, window.end, color=colour, linewidth=2)
+            continue
+        edges = np.linspace(window.start, window.end, max(1, round(window.end - window.start)) + 1)
+        if is_open:
+            values = p95_by_second(timed_samples(window), edges)
+        else:
+            values = np.histogram([s.at for s in window.samples if not s.error], edges)[0] / np.diff(edges)
+        axes.stairs(values, edges, color=colour, linewidth=1.4, baseline=None if is_open else 0)
+    unit = "p95, milliseconds" if is_open else "tokens/s" if results["generates"] else "requests/s"
+    axes.set(ylabel=unit, xlabel="seconds since the start")
+    if is_open:
+        scale_latency(axes, "y", results)
+    else:
+        axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    add_legend(results, figure, palette)
+
+
+def p95_by_second(samples: list[Sample], edges: Any) -> list[Any]:
+    seconds = np.digitize([s.arrived for s in samples], edges[1:-1])
+    milliseconds = np.array([s.latency_ms for s in samples])
+    numbers = range(len(edges) - 1)
+    return [np.percentile(milliseconds[seconds == n], 95) if n in seconds else np.nan for n in numbers]
+
+
+def draw_latency(results: Results, windows: list[Window], figure: Figure, palette: Palette) -> None:
+    axes = figure.add_subplot()
+    for mode in results["modes"]:
+        milliseconds = np.sort(latencies([w for w in windows if w.mode == mode]))
+        if not len(milliseconds):
+            continue
+        share = np.arange(1, len(milliseconds) + 1) / len(milliseconds) * 100
+        axes.plot(milliseconds, share, color=palette.colour_of(colours(results)[mode]), linewidth=1.6)
+    axes.axhline(95, color=palette.ink, linewidth=0.7, linestyle=":")
+    axes.set(xlabel="milliseconds", ylabel="% answered within")
+    scale_latency(axes, "x", results)
+    axes.set_ylim(0, 101)
+    add_legend(results, figure, palette)
+
+
+def scale_latency(axes: Axes, name: str, results: Results) -> None:
+    """Scale the axis x or y of latencies. An overloaded mode would hide all others on a linear axis."""
+    if any(figures.get("overloaded_windows") for figures in results["modes"].values()):
+        axes.set(**{f"{name}scale": "log"})
+        getattr(axes, f"{name}axis").set_major_formatter(StrMethodFormatter("{x:g}"))
+    else:
+        axes.set(**{f"{name}lim": (0, None)})
+
+
+def draw_token_times(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw how long a text's first token takes, and each later one."""
+    kinds = {"first_token_ms": "to the first token", "output_token_ms": "per later token"}
+    for axes, (key, name) in zip(figure.subplots(2), kinds.items(), strict=True):
+        modes = list(reversed(results["modes"]))
+        times = [results["modes"][mode][key] for mode in modes]
+        bars = axes.barh(range(len(modes)), [time or 0 for time in times], height=0.6)
+        for bar, mode in zip(bars, modes, strict=True):
+            bar.set_color(palette.colour_of(colours(results)[mode]))
+        axes.bar_label(bars, ["not counted" if time is None else f" {time:,.1f}" for time in times], fontsize=8)
+        axes.set_yticks(range(len(modes)), [label(mode, results) for mode in modes])
+        axes.set_xlabel(f"milliseconds {name}")
+        axes.grid(axis="y", visible=False)
+        axes.margins(x=0.2)
+
+
+def draw_batches(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw the share of examples by the size of the batch that each ran in."""
+    axes = figure.add_subplot()
+    largest = 1
+    for mode, offset in offsets(results):
+        figures = results["modes"][mode]
+        batches = {int(size): n for size, n in figures["models"][figures["model"]]["batches"].items()}
+        examples = sum(size * n for size, n in batches.items()) or 1
+        largest = max([largest, *batches])
+        axes.bar(
+            [size + offset for size in batches],
+            [size * n / examples * 100 for size, n in batches.items()],
+            width=BARS / len(results["modes"]),
+            color=palette.colour_of(colours(results)[mode]),
+        )
+    axes.set(xlabel=f"{results['noun']} in the batch ({results['model']})", ylabel=f"% of {results['noun']}")
+    axes.set_xlim(0, largest + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    add_legend(results, figure, palette)
+
+
+def draw_time(results: Results, figure: Figure, palette: Palette) -> None:
+    """Draw where a request spends its time in Triton: in each model's queue (pale) and being computed (full)."""
+    axes = figure.add_subplot()
+    names = models_of(results)[::-1]
+    height = BARS / len(results["modes"]) * 0.9
+    for mode, offset in offsets(results):
+        for name, model in results["modes"][mode]["models"].items():
+            y = names.index(name)
+            queue, compute = model["queue_ms"], model["compute_ms"]
+            axes.barh(y - offset, queue, color=palette.colour_of(colours(results)[mode]), alpha=0.35, height=height)
+            axes.barh(y - offset, compute, left=queue, color=palette.colour_of(colours(results)[mode]), height=height)
+            axes.text(queue + compute, y - offset, f" {queue:.1f} + {compute:.1f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("milliseconds per request: waiting + computing")
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.2)
+    add_legend(results, figure, palette)
+
+
+def add_legend(results: Results, figure: Figure, palette: Palette) -> None:
+    (axes,) = figure.axes
+    for mode in results["modes"]:
+        axes.plot([], [], color=palette.colour_of(colours(results)[mode]), linewidth=4, label=label(mode, results))
+    figure.legend(loc="outside upper right", ncols=len(results["modes"]), handlelength=1.2, columnspacing=1.2)
+
+
+# --- files: results.json, requests.csv, the figures as PNG, and report.html with all of it ----------------------------
+
+LATEST = "latest"
+
+
+def shown(settings: Settings) -> dict[str, str]:
+    return {name: settings[name] for name, row in TABLE.items() if row.shown}
+
+
+def command(settings: Settings, target: str = "loadtest") -> str:
+    """Return the command that repeats a measurement: the shown settings that differ from their defaults."""
+    changed = [f"{name}={shlex.quote(value)}" for name, value in shown(settings).items() if value != DEFAULTS[name]]
+    return " ".join([f"make {target}", *changed])
+
+
+def remove_leftovers(reports: Path) -> None:
+    """Delete the half-written reports of comparisons that were killed."""
+    for leftover in reports.glob(f".*{WRITING}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def write(results: Results, windows: list[Window], reports: Path, dashboard: Markup) -> Path:
+    """Write reports/<UTC time>-<system>/, and point reports/latest at it if it is complete."""
+    target = reports / f"{results['run']}-{results['system']}"
+    with complete_folder(target, LATEST) as work:
+        write_json(results, work / "results.json")
+        write_csv(windows, work / "requests.csv")
+        charts = all_charts(results, windows)
+        write_charts(charts, work)
+        write_atomically(work / "report.html", html(results, charts, dashboard))
+    return target
+
+
+def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
+    return page(
+        "loadtest",
+        "reports/report.html.j2",
+        results=results,
+        sentence=sentence(results),
+        colours=colours(results),
+        columns=columns(results),
+        rows=rows(results),
+        explanation=" ".join([explanation(results), *left_out(results)]),
+        palettes=PALETTES,
+        images=images(charts),
+        dashboard=dashboard,
+    )
+
+
+def drawn_dashboard(prometheus: Prometheus, run: str, windows: list[Window]) -> Markup:
+    """Return the charts that Prometheus recorded of this comparison, or the reason why there are none."""
+    last = windows[-1]
+    start, end = windows[0].began_at, last.began_at + last.end - last.start + LAST_SCRAPE_S
+    try:
+        if run not in prometheus.label_values("run", "loadtest_measured_seconds_total", start, end):
+            raise PrometheusError(f"the Prometheus on {prometheus.url} did not record this comparison")
+        return draw(prometheus, charts_only(load(BATCHING)), Range(start, end), {"run": run})
+    except Exception as error:  # the measurements matter more than any error here
+        return Markup("<p class=note>Not drawn: {}.</p>").format(error)
+
+
+def charts_only(dashboard: dict[str, Any]) -> dict[str, Any]:
+    """Return the dashboard's charts over time, two per row, or three in the first row if their number is odd.
+
+    Its other panels repeat the report's numbers, computed differently: Prometheus divides the requests of all windows
+    by their seconds, where the report takes the mean over rounds.
+    """
+    panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] != "Requests/s"]
+    first = 3 if len(panels) % 2 else 2
+    places = [{"x": n * 24 // first, "y": 0, "w": 24 // first, "h": 8} for n in range(first)]
+    places += [{"x": n % 2 * 12, "y": (n // 2 + 1) * 8, "w": 12, "h": 8} for n in range(len(panels) - first)]
+    return dashboard | {"panels": [p | {"gridPos": place} for p, place in zip(panels, places, strict=True)]}

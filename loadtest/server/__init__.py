@@ -1,0 +1,1 @@
+"""The server under load: the machine, the modes, and what differs for systems that generate."""

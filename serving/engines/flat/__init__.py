@@ -1,0 +1,1 @@
+"""PyTorch encoders that run texts of unequal length as one row of tokens."""

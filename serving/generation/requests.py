@@ -1,0 +1,449 @@
+"""Requests of the task `text-generation`: reads and checks them, queues their prompts, and answers them.
+
+Triton does not batch these requests, because the published request has no batch dimension. So execute() only checks a
+request and queues its prompts; a thread generates, and responds when a text is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import queue
+import random
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import triton_python_backend_utils as pb_utils
+
+from serving.generation.adapters import check_adapter
+from serving.generation.row import Options, Row
+from serving.structure.checks import Structures
+from serving.structure.worker import Structure
+from serving.text.chat_template import IMAGES, MESSAGES
+from serving.text.prompts import (
+    ERROR_STATUS,
+    NUMBERS,
+    RULES,
+    Piece,
+    PromptRequest,
+    Rule,
+    check_available,
+    parameters,
+    read_option,
+    read_request,
+)
+from serving.text.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
+from serving.triton import responses
+from serving.triton.backend import Backend
+from serving.triton.heartbeats import Heartbeats
+from serving.triton.metrics import REQUEST_COUNTERS, Metrics
+from serving.triton.parameters import flag_parameter, int_parameter, parameter, usable_cpus
+from serving.triton.types import BadRequest, Busy, Cancelled, ConfigError, InstanceArgs, ModelConfig
+
+if TYPE_CHECKING:
+    from serving.generation.decoding import Decoder
+    from serving.text.tokenizer import TextTokenizer
+    from serving.vision.chat import ChatImages
+
+# The options that chat templates read.
+TEMPLATE_OPTIONS = ("tools", "chat_template_kwargs")
+# Requests with more text than this are prepared aside: a megabyte takes a second.
+LONG_BYTES = 100_000
+# The default limit of an answer in a chat, for models whose context is unlimited.
+CHAT_TOKENS = 1024
+
+
+class TextGeneration(Backend):
+    counters: ClassVar[tuple[str, ...]] = (
+        "texts",
+        "tokens",
+        "padding_tokens",
+        "generated_tokens",
+        "first_tokens",
+        "first_token_microseconds",
+        "later_tokens",
+        "later_token_microseconds",
+        "runs",
+        *REQUEST_COUNTERS,
+    )
+    gauges = ("running_texts", "waiting_texts", "cache_usage_ratio")
+    default_max_batch = 32
+    engine_name: ClassVar[str]  # as in prompts.ENGINES
+    names: ClassVar[tuple[str, str]] = ("prompt", "text")  # of the input with prompts, and of the output
+    rules: ClassVar[Mapping[str, Rule]] = RULES  # of the options that requests may set
+
+    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
+        self.streams = config.get("model_transaction_policy", {}).get("decoupled", False)
+        self.defaults = default_options(config)
+        self.max_batch = int_parameter(config, "max_batch", self.default_max_batch)
+        self.max_waiting = int_parameter(config, "max_waiting", 1000)
+        if self.max_batch < 1 or self.max_waiting < 1:
+            raise ConfigError("parameters 'max_batch' and 'max_waiting' must be at least 1")
+        self.waiting: queue.Queue[Row[Job] | None] = queue.Queue()
+        # The jobs that another request may end, by the ids of their requests.
+        self.cancellable: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
+        self.chat_images: ChatImages | None = None  # load_model() sets it for a model that takes images
+        self.workers = ThreadPoolExecutor(usable_cpus(), thread_name_prefix="requests")
+        # Prepared images take many times the memory of their files: those of the running batch and the next one exist.
+        self.image_room = threading.Semaphore(2 * self.max_batch)
+        self.image_requests = threading.Semaphore(self.max_waiting)  # those that wait for room, or are prepared
+        self.model = self.load_model(config, args)
+        self.structures = Structures(
+            lambda: self.model.token_bytes(),
+            sorted(self.model.end_tokens),
+            flag_parameter(config, "client_grammars", False),
+            lambda own: self.prepare_structure(own),
+        )
+
+    @abstractmethod
+    def load_model(self, config: ModelConfig, args: InstanceArgs) -> Decoder | TextTokenizer:
+        """Load the model. Raise ConfigError if it cannot be served."""
+
+    @abstractmethod
+    def placement(self) -> str:
+        """Return the model's precision and device, for the log."""
+
+    @abstractmethod
+    def work(self) -> None:
+        """Continue the rows of `waiting`, until it yields None."""
+
+    def initialize(self, args: InstanceArgs) -> None:
+        super().initialize(args)
+        self.heartbeats = Heartbeats()
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+        pb_utils.Logger.log_info(
+            f"{args['model_instance_name']}: {self.placement()}, "
+            f"context {self.model.context or 'unlimited'}, up to {self.max_batch} texts at a time"
+        )
+
+    def finalize(self) -> None:
+        """End the thread. Triton unloads a model only after all its requests got responses, so no text waits."""
+        self.structures.close()
+        self.waiting.put(None)
+        self.thread.join(timeout=2)
+        self.heartbeats.close()
+        super().finalize()
+
+    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            sent: dict[str, Any] = {}
+            try:
+                sent = parameters(request)
+                read = read_request(request, sent, *self.names, self.rules)
+                if id := read.options.get("cancel"):
+                    self.cancel(id)
+                    responses.send_last(sender, read.response([Piece("", "", 0, 0)] * math.prod(read.shape)))
+                    continue
+                if read.outputs != [TOKENIZED]:
+                    check_available(read, self.engine_name)
+                if read.wants_heartbeats:
+                    sender = self.heartbeats.sender(sender)
+            except Exception as error:
+                responses.send_last(sender, responses.error_response(error, bool(sent.get(ERROR_STATUS))))
+                continue
+            accept = partial(self.accept, read, sender, request.request_id())
+            # To prepare images or a long text takes seconds, and other requests wait for this thread.
+            if read.images and self.image_requests.acquire(blocking=False):
+                self.workers.submit(self.accept_images, accept)
+            elif read.images:
+                busy = Busy(f"{self.max_waiting} requests with images wait already: try again later")
+                responses.send_last(sender, responses.error_response(busy, read.shows_status))
+            elif responses.text_bytes(request) > LONG_BYTES:
+                self.workers.submit(accept)
+            else:
+                accept()
+
+    def accept_images(self, accept: Callable[..., None]) -> None:
+        """Accept a request with images when there is room, which it holds until it is answered."""
+        self.image_room.acquire()
+        try:
+            accept(on_finish=self.image_room.release)
+        finally:
+            self.image_requests.release()
+
+    def accept(
+        self,
+        read: PromptRequest,
+        sender: pb_utils.InferenceResponseSender,
+        id: str,
+        on_finish: Callable[[], object] | None = None,
+    ) -> None:
+        """Queue the prompts of a request, or answer it with the error."""
+        try:
+            if read.outputs == [TOKENIZED]:
+                responses.send_last(sender, self.tokenized(read))
+                if on_finish:
+                    on_finish()
+                return
+            job = self.prepare(read, sender)
+            job.on_finish = on_finish
+            structure = read.options.get("structured_outputs")
+            compiled = self.structures.compile(structure) if structure else None
+        except Exception as error:
+            responses.send_last(sender, read.error_response(error))
+            if on_finish:
+                on_finish()
+            return
+        for key in filter(None, (id, read.answer_key)):
+            self.cancellable[key] = job
+        if compiled:
+            compiled.add_done_callback(partial(self.queue, job))
+        else:
+            self.queue(job)
+
+    def queue(self, job: Job, compiled: Future[Any] | None = None) -> None:
+        """Queue a job, with its structure if it has one. Fail the job if that could not be compiled."""
+        try:
+            structure = compiled.result() if compiled else None
+        except Exception as error:
+            job.fail(error)
+            return
+        for row in job.rows:
+            row.options = dataclasses.replace(row.options, structured_outputs=structure)
+            self.waiting.put(row)
+
+    def prepare_structure(self, structure: Structure) -> Any:
+        """Return a structure as the engine takes it; another thread generates meanwhile."""
+        return structure
+
+    def cancel(self, id: str) -> None:
+        """End the request with this id: docs/triton-faults.md#cancellations."""
+        if job := self.cancellable.get(id):
+            job.end_requested = True
+
+    def prepare(self, read: PromptRequest, sender: pb_utils.InferenceResponseSender) -> Job:
+        can_stream = self.streams and not read.answer_key
+        streams = read.options.get("stream", can_stream)
+        if streams and not can_stream:
+            raise BadRequest("option 'stream' is true, but this model answers once: send it to <this model>_stream")
+        if streams and len(read.prompts) > 1:
+            raise BadRequest(f"input '{read.name}' holds {len(read.prompts)} prompts; streaming takes one per request")
+        for name in ("ignore_eos", "min_tokens"):
+            if read.options.get("structured_outputs") and read.options.get(name):
+                raise BadRequest(
+                    f"options '{name}' and 'structured_outputs' exclude each other: the structure ends the text"
+                )
+        job = Job(read, sender, streams, self.echoes(read, streams), self.metrics)
+        prompts = self.prompts(read)
+        if len(prompts) > self.max_waiting:
+            raise BadRequest(f"input '{read.name}' holds {len(prompts)} prompts; at most {self.max_waiting} may wait")
+        if self.waiting.qsize() + len(prompts) > self.max_waiting:
+            raise Busy(f"{self.waiting.qsize()} texts wait already: try again later")
+        job.rows = [self.row(job, prompt, number) for number, prompt in enumerate(prompts)]
+        return job
+
+    def echoes(self, read: PromptRequest, streams: bool) -> bool:
+        """Return whether texts begin with their prompts. Clients of vLLM's backend ask for a stream, without them."""
+        return read.echoes(default="stream" not in read.options or not streams)
+
+    def prompts(self, read: PromptRequest) -> list[str | TokenIds]:
+        variables = [read.options.get(name) for name in TEMPLATE_OPTIONS]
+        if read.messages is not None:
+            messages = read.messages
+            if self.chat_images:
+                messages = self.chat_images.parts(messages, len(read.images))
+            elif read.images:
+                raise BadRequest(f"input '{IMAGES}': this model takes texts only")
+            return [self.model.chat_template.prompt(messages, *variables)]
+        for name, value in zip(TEMPLATE_OPTIONS, variables, strict=True):
+            if value:
+                raise BadRequest(f"option '{name}' is for the chat template: send '{MESSAGES}' with it")
+        return read.prompts
+
+    def tokenized(self, read: PromptRequest) -> pb_utils.InferenceResponse:
+        """Return the prompts in their other form: texts, or a chat, as token ids, and token ids as text."""
+        prompts = self.prompts(read)
+        for number, prompt in enumerate(prompts):
+            if isinstance(prompt, TokenIds):
+                check_ids(prompt, self.model.vocabulary, read.name, number)
+        is_chat = read.messages is not None  # whose template writes the special tokens
+        rows = tokenized(
+            prompts,
+            lambda text, special: (self.encoded(read, text)[0] if is_chat else self.model.encode(text, special), None),
+            self.model.decode,
+            self.model.context,
+        )
+        return pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, rows.reshape(read.shape))])
+
+    def encoded(self, read: PromptRequest, prompt: str) -> tuple[list[int], Any]:
+        """Return the tokens of a prompt, and the model's inputs for its images."""
+        if self.chat_images and read.messages is not None:
+            return self.chat_images.encode(prompt, read.images)
+        return self.model.encode(prompt, special_tokens=read.messages is None), None
+
+    def row(self, job: Job, prompt: str | TokenIds, number: int) -> Row[Job]:
+        name, requested = job.request.name, job.request.options
+        is_chat = job.request.messages is not None
+        options: dict[str, Any] = {"seed": random.getrandbits(63), "stop": ()} | self.defaults
+        if is_chat:
+            options["max_new_tokens"] = self.model.context or CHAT_TOKENS
+        options |= {name: requested[name] for name in Options.__dataclass_fields__ if name in requested}
+        self.check_options(options)
+        if "lora_name" in requested:
+            options["adapter"] = self.find_adapter(requested["lora_name"])
+        images = None
+        if isinstance(prompt, TokenIds):
+            check_ids(prompt, self.model.vocabulary, name, number)
+            prompt, tokens = self.model.decode(prompt), [*prompt]
+        else:
+            tokens, images = self.encoded(job.request, prompt)
+        if self.chat_images and not images:
+            self.chat_images.check_text(tokens, name)
+        if not tokens:
+            raise BadRequest(f"input '{name}' is empty, and this model has no token to begin a text with")
+        if max(tokens) >= self.model.vocabulary:
+            raise BadRequest(f"input '{name}' has a token that the tokenizer knows and the model does not")
+        if images and "prompt_logprobs" in requested:
+            raise BadRequest("option 'prompt_logprobs' is for prompts of text, and this one has images")
+        asked = options["max_new_tokens"]
+        options["max_new_tokens"] = max(1, asked)
+        room = (self.model.context or math.inf) - len(tokens)
+        if room < max(1, requested.get("max_new_tokens", 1)):
+            left = f"room for {room} new ones" if room > 0 else "no room for new ones"
+            raise BadRequest(
+                f"input '{name}' has {len(tokens)} tokens; in the model's context of {self.model.context} that "
+                f"leaves {left}, and 'max_new_tokens' is {asked}"
+            )
+        options["max_new_tokens"] = min(options["max_new_tokens"], room)
+        self.check_options(options)
+        row: Row[Job] = Row(prompt, tokens, Options(**options), job)
+        row.drops_tokens = asked == 0
+        row.images = self.seen(tokens, images) if images else images
+        return row
+
+    def seen(self, tokens: list[int], images: Any) -> Any:
+        """Return the images of a prompt as Row holds them for the engine."""
+        return images
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raise BadRequest for values that do not fit the model or each other."""
+        for name in ("stop_token_ids", "logit_bias"):
+            if unknown := [id for id in options.get(name, ()) if id >= self.model.vocabulary]:
+                raise BadRequest(
+                    f"option '{name}' has the token id {unknown[0]}; this model's ids are 0 to "
+                    f"{self.model.vocabulary - 1}"
+                )
+        most = options["max_new_tokens"]
+        if (least := options.get("min_tokens", 0)) > most:
+            raise BadRequest(f"option 'min_tokens' is {least}, and 'max_new_tokens' is {most}: it must not be larger")
+
+    def find_adapter(self, name: str) -> Any:
+        """Return the adapter as Options holds it for the engine. Raise BadRequest if the model does not have it."""
+        check_adapter(name, ())
+
+    def count_end(self, row: Row[Job]) -> None:
+        """Count a text that has ended, and how long its client waited."""
+        self.metrics.add(texts=1, tokens=len(row.prompt_tokens))
+        if row.new_tokens:
+            self.metrics.add(
+                first_tokens=1,
+                first_token_microseconds=round(1e6 * (row.first_token_at - row.owner.arrived_at)),
+                later_tokens=row.new_tokens - 1,
+                later_token_microseconds=round(1e6 * (row.last_token_at - row.first_token_at)),
+            )
+
+
+class Job:
+    """One request: its rows, and its response, whole or in pieces."""
+
+    def __init__(
+        self,
+        request: PromptRequest,
+        sender: pb_utils.InferenceResponseSender,
+        streams: bool,
+        echoes: bool,
+        metrics: Metrics,
+    ) -> None:
+        self.request = request
+        self.sender = sender
+        self.streams = streams
+        self.echoes = echoes  # each text begins with its prompt
+        self.metrics = metrics
+        self.rows: list[Row[Job]] = []
+        # Characters of the texts, new tokens, and their logprobs.
+        self.sent = self.sent_tokens = self.sent_logprobs = 0
+        self.on_finish: Callable[[], object] | None = None
+        self.finished = False  # the last response is sent
+        self.end_requested = False
+        self.arrived_at = time.monotonic()
+        self.began_at = math.inf
+
+    def begin(self) -> None:
+        """Note that a text of the request begins to run."""
+        self.began_at = min(self.began_at, time.monotonic())
+
+    def update(self, check_cancelled: bool) -> None:
+        """Send what is ready. With `check_cancelled`, ask Triton whether the client still waits."""
+        if check_cancelled or self.end_requested:
+            self.end_if_cancelled()
+        if self.finished:
+            return
+        if all(row.done for row in self.rows):
+            response = self.request.response([self.unsent(row) for row in self.rows])
+            # The client may measure its own time as soon as it has the response, and must not find less.
+            self.metrics.add_request(self.arrived_at, self.began_at)
+            self.finish(response)
+        elif self.streams:
+            self.send_piece()
+
+    def end_if_cancelled(self) -> None:
+        if not self.finished and (self.end_requested or self.sender.is_cancelled()):
+            self.fail(Cancelled("the client cancelled the request"))
+
+    def unsent(self, row: Row[Job]) -> Piece:
+        text = ((row.prompt if self.echoes else "") + row.text)[self.sent :]
+        # A batch that failed runs again from its first token.
+        new_tokens = max(0, row.new_tokens - self.sent_tokens)
+        logprobs = json.dumps(row.logprobs[self.sent_logprobs : row.known_logprobs]) if row.logprobs else "[]"
+        return Piece(
+            text, row.finish_reason, len(row.prompt_tokens), new_tokens, row.cached_tokens, logprobs, row.stop_reason
+        )
+
+    def send_piece(self) -> None:
+        piece = self.unsent(*self.rows)
+        (row,) = self.rows
+        is_scored = row.scored or row.options.prompt_logprobs is None
+        if piece.text and is_scored:
+            self.sent += len(piece.text)
+            self.sent_tokens += piece.num_output_tokens
+            self.sent_logprobs = max(self.sent_logprobs, row.known_logprobs)
+            self.sender.send(self.request.response([piece]))
+
+    def fail(self, error: Exception) -> None:
+        if not self.finished:
+            self.finish(self.request.error_response(error))
+
+    def finish(self, response: pb_utils.InferenceResponse) -> None:
+        self.finished = True
+        for row in self.rows:
+            row.done, row.images = True, None
+        if self.on_finish:
+            self.on_finish()
+        responses.send_last(self.sender, response)
+        # Free its shared memory now. The job and its rows refer to each other, so Python frees them later.
+        del self.sender
+
+
+def default_options(config: ModelConfig) -> dict[str, Any]:
+    """Return the config's options, for requests that do not set them."""
+    values = {name: default_option(config, name, rule) for name, rule in NUMBERS.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def default_option(config: ModelConfig, name: str, rule: Rule) -> float | None:
+    if not (text := parameter(config, name)):
+        return rule.default
+    try:
+        value: float = read_option(rule, f"parameter '{name}'", text)
+    except BadRequest as error:
+        raise ConfigError(f"{error}, not '{text}'") from None
+    return value

@@ -1,0 +1,1 @@
+"""Any pipeline of transformers, with its inputs and outputs as JSON and files."""

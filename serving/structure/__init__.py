@@ -1,0 +1,1 @@
+"""Structured output: what a request may ask for, compiled to grammars."""

@@ -1,0 +1,1 @@
+"""Images: their files, their processors, and models that take them."""

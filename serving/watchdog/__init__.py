@@ -1,0 +1,1 @@
+"""Programs beside tritonserver. Standard library only: they run in every image."""

@@ -1,0 +1,216 @@
+"""Images in a chat: the request that the model gets, and the addresses that the gateway fetches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.edge.config import Config, Limits
+from gateway.edge.errors import ApiError
+from gateway.text import image_urls
+from gateway.text.image_urls import is_public, load_images
+from tests.gateway.text.test_image_urls_parts import PNG, url
+from tests.support.gateway import RunningGateway, gateway_before
+from tests.support.triton_stand_in import GENERATION_INPUTS, Failure, TritonStandIn, generator, rows_of
+
+SEES = GENERATION_INPUTS | {"images": ("STRING", [-1])}
+IMAGE = {"type": "image_url", "image_url": {"url": url("PNG"), "detail": "high"}}
+TEXT = {"type": "text", "text": "What is this?"}
+PLACE = "messages[1].content[1]"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
+    damaged = generator("damaged", SEES)
+
+    def fail(_: Any) -> Any:
+        message = "input 'images': row 1 is not a whole JPEG, PNG or WebP file"
+        raise Failure(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+    damaged.answer = fail
+    with gateway_before(generator(), generator("sees", SEES), damaged, limits=Limits(texts=4)) as served:
+        yield served
+
+
+def messages(*later: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [IMAGE, TEXT]}, {"role": "user", "content": [TEXT, *later]}]
+
+
+def test_model_gets_parts_and_files_in_their_order(served):
+    gateway, triton = served
+    jpeg = {"type": "image_url", "image_url": {"url": url("JPEG")}}
+    reply = gateway.post("/v1/chat/completions", {"model": "sees", "messages": messages(jpeg)})
+    assert reply.status == 200, reply.body
+    received = triton.received[-1].inputs
+    assert [file[:3] for file in rows_of(received["images"])] == [PNG[:3], b"\xff\xd8\xff"]
+    assert [message["content"] for message in json.loads(received["messages"].texts()[0])] == [
+        [{"type": "image"}, TEXT],
+        [TEXT, {"type": "image"}],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "part", "param", "reason"),
+    [
+        ("counter", IMAGE, "messages[0].content[0]", "This model takes texts, not images"),
+        ("sees", {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, PLACE, "fetches none"),
+        ("sees", {"type": "image_url", "image_url": {"url": url("GIF")}}, PLACE, "is image/gif"),
+        ("damaged", IMAGE, PLACE, f"'{PLACE}' is not a whole JPEG, PNG or WebP file"),
+        ("sees", {"type": "input_audio", "input_audio": {}}, f"{PLACE}.type", "input_audio"),
+        ("sees", {"type": "image_url"}, f"{PLACE}.image_url", "Missing required parameter"),
+    ],
+)
+def test_refusal_names_the_image(served, model, part, param, reason):
+    reply = served[0].post("/v1/chat/completions", {"model": model, "messages": messages(part)})
+    assert reply.status == 400, reply.body
+    assert reason in reply.error["message"]
+    assert reply.error["param"] == param
+
+
+def test_too_many_images_are_refused(served):
+    reply = served[0].post("/v1/chat/completions", {"model": "sees", "messages": messages(*[IMAGE] * 4)})
+    assert (reply.status, reply.error["code"]) == (400, "too_many_inputs")
+    assert "has 5 images; at most 4" in reply.error["message"]
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+INNER = (
+    *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "100.100.100.200"),
+    *("0.0.0.0", "255.255.255.255", "224.0.0.1", "240.0.0.1", "192.0.0.192", "198.18.0.1", "168.63.129.16"),
+    *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1", "::ffff:127.0.0.1"),
+    *("::127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::1", "2001::1"),
+)
+
+
+def test_inner_addresses_are_not_public():
+    assert [address for address in INNER if is_public(address)] == []
+    assert all(map(is_public, ("8.8.8.8", "93.184.216.34", "2606:4700::1111")))
+
+
+class Site(BaseHTTPRequestHandler):
+    """A server with images. `visits` has the paths of all requests."""
+
+    protocol_version = "HTTP/1.1"
+    visits: list[str]
+
+    def do_GET(self) -> None:
+        self.visits.append(self.path)
+        status, headers, body = {
+            "/a.png": (200, {}, PNG),
+            "/a%20b.png?c=d": (200, {}, PNG),
+            "/text": (200, {}, b"<html>"),
+            "/large": (200, {}, PNG + bytes(2000)),
+            "/moved": (302, {"location": "/a.png"}, b""),
+            "/circle": (302, {"location": "/circle"}, b""),
+            "/inwards": (302, {"location": "http://169.254.169.254/latest/meta-data"}, b""),
+            "/local": (307, {"location": "file:///etc/passwd"}, b""),
+        }.get(self.path, (404, {}, b""))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    Site.visits = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def local_is_public(monkeypatch):
+    monkeypatch.setattr(image_urls, "is_public", lambda address: address == "127.0.0.1" or is_public(address))
+
+
+def fetched(*addresses: str, image_urls: bool = True) -> list[bytes]:
+    config = Config(image_urls=image_urls, limits=Limits(body=1000))
+    return asyncio.run(load_images(config, [(f"messages[0].content[{i}]", url) for i, url in enumerate(addresses)]))
+
+
+@pytest.mark.usefixtures("local_is_public")
+def test_public_images_are_fetched_through_redirects(site):
+    assert fetched(f"{site}/a.png", url("PNG"), f"{site}/moved", f"{site}/a b.png?c=d") == [PNG] * 4
+
+
+@pytest.mark.usefixtures("local_is_public")
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/text", "is no JPEG, PNG or WebP file"),
+        ("/large", "larger than GATEWAY_BODY"),
+        ("/missing", "the server answers 404"),
+        ("/circle", "redirects more than 3 times"),
+        ("/inwards", "cannot be fetched"),
+        ("/local", "cannot be fetched"),
+    ],
+)
+def test_other_answer_is_refused_by_its_place(site, path, reason):
+    with pytest.raises(ApiError) as error:
+        fetched(url("PNG"), site + path)
+    assert error.value.param == "messages[0].content[1]"
+    assert reason in error.value.message
+    assert error.value.status == 400
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f000001", "2130706433", "127.1", "user@127.0.0.1"])
+def test_inner_server_sees_no_request(site, host):
+    Site.visits.clear()
+    with pytest.raises(ApiError, match="cannot be fetched"):
+        fetched(f"{site.replace('127.0.0.1', host)}/a.png")
+    assert Site.visits == []
+
+
+def test_address_that_was_checked_is_the_one_that_is_connected(site, monkeypatch):
+    """A name that resolves to a public address first and to an inner one later reaches nothing inside."""
+    Site.visits.clear()
+    port = int(site.rpartition(":")[2])
+    answers = iter(["192.0.2.7", "127.0.0.1"])
+    resolve = asyncio.BaseEventLoop.getaddrinfo
+    connected = []
+
+    async def rebinding(loop: Any, host: Any, *rest: Any, **options: Any) -> Any:
+        if host == "rebinding.example":
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(answers), port))]
+        connected.append(host)
+        return await resolve(loop, host, *rest, **options)
+
+    async def refuse(address: str, *_: Any, **__: Any) -> Any:
+        connected.append(address)
+        raise OSError
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", rebinding)
+    monkeypatch.setattr(asyncio, "open_connection", refuse)
+    monkeypatch.setattr(image_urls, "is_public", lambda address: address == "192.0.2.7")
+    with pytest.raises(ApiError, match="cannot be fetched"):
+        fetched(f"http://rebinding.example:{port}/a.png")
+    assert connected == ["192.0.2.7"]
+    assert Site.visits == []
+
+
+def test_addresses_of_one_request_are_bounded(site):
+    with pytest.raises(ApiError, match="at most 16 are possible"):
+        fetched(*[f"{site}/a.png"] * 17)
+
+
+def test_addresses_need_the_setting():
+    with pytest.raises(ApiError, match=r"the gateway fetches none: .* or set IMAGE_URLS=1 on the server"):
+        fetched("https://example.org/a.png", image_urls=False)

@@ -1,0 +1,158 @@
+"""The command around a search: what it reads, and when."""
+
+from __future__ import annotations
+
+import math
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from loadtest.compare import compare
+from loadtest.tune import tuning
+from loadtest.tune.goal import Goal
+from loadtest.tune.knobs import Candidate, all_knobs
+from loadtest.tune.running_server import Answers, RunningServer
+from loadtest.tune.search import BETTER, NOT_CONFIRMED, Arm, Budget, BudgetSpent, CandidateFailed
+from loadtest.tune.tuning import Tuning
+from triton_transformers.settings import Settings, UserError
+from triton_transformers.tensors import Tensor
+from triton_transformers.triton import Triton, TritonError
+
+CONFIG = {"name": "spam", "max_batch_size": 64, "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [2]}]}
+
+
+@pytest.fixture
+def settings(tmp_path) -> Settings:
+    return Settings.load().replace(SYSTEM="spam", P95="100", REPORTS=str(tmp_path))
+
+
+def test_configurations_are_read_after_a_killed_search_is_undone(settings, monkeypatch):
+    served = {"spam": CONFIG | {"max_batch_size": 1}}
+
+    def restore(triton, folder):
+        served["spam"] = CONFIG
+        return ["spam"]
+
+    def metadata(triton):
+        raise TritonError("the end of this test")
+
+    monkeypatch.setattr(compare, "composing", lambda triton, system: dict(served))
+    monkeypatch.setattr(compare, "restore_after_kill", restore)
+    monkeypatch.setattr(Triton, "metadata", metadata)
+    search = Tuning(settings)
+    with pytest.raises(TritonError, match="the end of this test"):
+        search.run()
+    assert search.configs == {"spam": CONFIG}
+
+
+def test_pace_of_users_is_refused_in_a_search_for_p95(settings):
+    with pytest.raises(UserError, match="clear WAIT and SPAWN_RATE"):
+        Goal.from_settings(settings.replace(WAIT="0.1", SPAWN_RATE="5"))
+
+
+@pytest.fixture
+def server(monkeypatch) -> RunningServer:
+    """Return a server that always runs the candidate that it measures, at 12 ms."""
+    in_force = SimpleNamespace(in_force=lambda: True)
+    server = RunningServer(
+        Goal(p95_ms=1), None, in_force, *[None] * 5, random=random.Random(1), budget=Budget(1e6), others=None
+    )
+    server.present = Candidate()
+    monkeypatch.setattr(server, "try_rate", lambda rate, limit, warm_up: 12.0)
+    monkeypatch.setattr(server, "wait_for_server", lambda: None)
+    return server
+
+
+def test_target_that_is_never_met_is_an_error(server):
+    with pytest.raises(UserError, match=r"P95=1: .* at 0\.2 requests per second, its p95 is 12 ms\. Set a higher P95"):
+        server.measure(Candidate(), None, 0)
+
+
+@pytest.mark.parametrize(("goal", "smallest"), [({"P95": "100"}, 3), ({"P95": "", "RATE": "30"}, 2)])
+def test_time_that_is_too_short_on_any_machine_is_refused_at_once(settings, goal, smallest):
+    settings = settings.replace(**goal)
+    with pytest.raises(UserError, match=rf"MINUTES=1: .* set MINUTES={smallest} or more"):
+        Goal.from_settings(settings.replace(MINUTES="1"))
+    Goal.from_settings(settings.replace(MINUTES=str(smallest)))
+
+
+def test_try_ends_when_only_the_time_for_the_end_is_left(server):
+    server.budget = Budget(0)
+    with pytest.raises(BudgetSpent):
+        RunningServer.try_rate(server, 10, 100, 0)
+    with pytest.raises(BudgetSpent):
+        server.load(Candidate())
+
+
+def test_slow_server_gets_few_requests_of_the_first_rate(server, monkeypatch):
+    tries = []
+
+    def try_rate(rate, limit, warm_up):
+        tries.append((rate, limit))
+        return 900.0 if rate < 0.8 else math.inf
+
+    monkeypatch.setattr(server, "try_rate", try_rate)
+    server.goal = Goal(p95_ms=1000)
+    assert 0.75 < server.measure(Candidate(), None, 0).value < 0.85
+    rates = [RunningServer.first_rate(p95, 2000) for p95 in (478.0, 50.0, 3000.0, math.inf)]
+    assert rates == [5, 20, 1, 1]
+    assert tries[0] == (5, 10_000)
+    assert max(rate for rate, _ in tries[1:]) < 1.1
+
+
+def test_candidate_far_below_the_best_is_measured_in_part(server, monkeypatch):
+    monkeypatch.setattr(server, "try_rate", lambda rate, limit, warm_up: 0.5 if rate < 100 else math.inf)
+    assert server.measure(Candidate(), 400, 0, in_full=False)[::2] == (260, True)
+    value, _, is_bound = server.measure(Candidate(), 400, 0)
+    assert 95 < value < 105
+    assert not is_bound
+
+
+def test_measurement_of_another_configuration_does_not_count(server):
+    server.goal = Goal(rate=10)
+    assert server.measure(Candidate(), None, 0).value == 12
+    server.switch.in_force = lambda: False
+    with pytest.raises(CandidateFailed, match="another client loaded a model"):
+        server.measure(Candidate(), None, 0)
+    assert server.present is None
+
+
+def test_system_that_refuses_its_examples_is_an_error():
+    with pytest.raises(UserError, match=r"'spam' refuses an example request: .*refused"):
+        Answers("http://127.0.0.1:9", "spam", [[Tensor("x", "FP32", [1], np.zeros(1, np.float32).tobytes())]])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "notes"), [(BETTER, ["requests of more than 16 texts will be refused"]), (NOT_CONFIRMED, [])]
+)
+def test_smaller_batches_are_noted_only_with_a_winner(settings, outcome, notes):
+    search = Tuning(settings)
+    search.subject.__dict__ |= {"configs": {"spam": CONFIG}, "examples": SimpleNamespace(noun="texts")}
+    search.knobs = all_knobs({"spam": CONFIG}, 2, {})
+    batches = next(knob for knob in search.knobs if knob.name == "max_batch_size")
+    search.search = SimpleNamespace(best=Arm(Candidate().with_value(batches, 16)), outcome=outcome, disturbed=[])
+    assert search._notes() == notes
+
+
+def test_rate_that_the_server_does_not_keep_up_with_is_noted(settings, server):
+    search = Tuning(settings.replace(P95="", RATE="200"))
+    search.subject.__dict__ |= {"configs": {"spam": CONFIG}}
+    search.knobs, search.server = [], server
+    search.search = SimpleNamespace(outcome=NOT_CONFIRMED, disturbed=[])
+    for kept_up, noted in (([True, True, False], False), ([True, False], True)):
+        server.kept_up = {Candidate(): kept_up}
+        assert any("does not keep up with 200 requests/s" in note for note in search._notes()) == noted
+
+
+def test_result_survives_a_configuration_that_cannot_be_read(settings, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "spam/config.pbtxt")
+
+    monkeypatch.setattr(tuning, "winner_files", refuse)
+    search = Tuning(settings)
+    search.subject.__dict__["configs"] = {"spam": CONFIG}
+    files, diff, obstacles = search._files({"spam": {"max_batch_size": 16}})
+    assert (files, diff) == ({}, "")
+    assert "Permission denied" in obstacles[0]

@@ -1,0 +1,1 @@
+"""What systems do, as every process may know it."""

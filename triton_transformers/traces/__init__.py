@@ -1,1 +1,0 @@
-"""The receiver of traces (docs/tracing.md)."""
