@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from gateway.edge import forms
-from gateway.edge.bodies import json_response
+from gateway.edge.bodies import FORM_BODY, json_response
 from gateway.edge.errors import ApiError
+from gateway.edge.routes import ApiRoute, api
 from gateway.triton.context import Gateway, gateway_of, read
 from gateway.triton.rows import check_rows, infer_rows, together
 from gateway.triton.served import System
@@ -204,3 +205,10 @@ async def ask(gateway: Gateway, system: System, **row: Row) -> Any:
     """Return the pipeline's answer to a row of these fields."""
     answers = await infer_rows(gateway, system, {name: [value] for name, value in row.items()}, [OUTPUTS])
     return msgspec.json.decode(answers.texts(OUTPUTS)[0])
+
+
+ROUTES = [
+    ApiRoute("/v1/audio/transcriptions", transcriptions, "transcription", body=FORM_BODY),
+    ApiRoute("/v1/audio/translations", translations, "translation", body=FORM_BODY),
+    *api("/v1/audio/speech", speech, "speech"),
+]

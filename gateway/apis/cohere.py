@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.edge.bodies import PositiveInt, json_response
-from gateway.edge.errors import ApiError
+from gateway.edge.errors import ApiError, cohere_form
+from gateway.edge.routes import api
 from gateway.text import encoders
 from gateway.triton.context import Gateway, read
 from gateway.triton.rows import Answers, Part, read_rows
@@ -117,3 +118,10 @@ def meta(answers: Answers) -> dict[str, Any]:
     # Clients of v1 require the object.
     units = {} if answers.tokens is None else {"input_tokens": answers.tokens}
     return {"api_version": {"version": "2"}, "billed_units": units}
+
+
+ROUTES = [
+    *api("/v2/embed", embed_v2, "embedding", cohere_form),
+    *api("/v1/embed", embed_v1, "embedding", cohere_form),
+    *api("/v2/rerank", rerank, "rerank", cohere_form),
+]

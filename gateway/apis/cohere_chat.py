@@ -16,7 +16,8 @@ from starlette.responses import Response
 from gateway.apis.chat_forms import Block, BlockForm, Conversation, PlacedPart, Step, text_part
 from gateway.edge import bodies
 from gateway.edge.bodies import PositiveInt, json_object
-from gateway.edge.errors import ApiError
+from gateway.edge.errors import ApiError, cohere_form
+from gateway.edge.routes import api
 from gateway.edge.streams import ENCODER, named_event
 from gateway.text.generation import respond
 from gateway.triton.context import gateway_of
@@ -295,3 +296,9 @@ def event(kind: str, **fields: Any) -> bytes:
 
 def line(kind: str, is_finished: bool = False, **fields: Any) -> bytes:
     return b"%b\n" % ENCODER.encode({"is_finished": is_finished, "event_type": kind, **fields})
+
+
+ROUTES = [
+    *api("/v2/chat", chat_v2, "chat", cohere_form),
+    *api("/v1/chat", chat_v1, "chat", cohere_form),
+]

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from gateway.edge import bodies
 from gateway.edge.bodies import PositiveInt
 from gateway.edge.errors import ApiError, openai_form
+from gateway.edge.routes import api
 from gateway.edge.streams import event
 from gateway.text.generation import FIELDS, Chunk, GenerationRequest, TokenCounts, TokenLogprob, find, respond
 from gateway.text.image_urls import Image
@@ -533,3 +534,9 @@ def usage(counts: TokenCounts) -> dict[str, Any] | None:
     if counts.reasoning_tokens:
         details["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning_tokens}
     return tokens | details
+
+
+ROUTES = [
+    *api("/v1/completions", completions, "generation"),
+    *api("/v1/chat/completions", chat, "chat"),
+]

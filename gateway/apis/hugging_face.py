@@ -35,10 +35,10 @@ from gateway.apis.completions import (
     TextPart,
 )
 from gateway.edge import bodies
-from gateway.edge.bodies import JSON, PositiveInt, json_response, media_type
+from gateway.edge.bodies import FILE_BODY, JSON, PositiveInt, json_response, media_type
 from gateway.edge.errors import ApiError, shown, tei_form
+from gateway.edge.routes import ApiRoute, api
 from gateway.edge.streams import event
-from gateway.page import pipelines
 from gateway.text import encoders
 from gateway.text.generation import Chunk, GenerationRequest, TokenLogprob, find, respond
 from gateway.triton.context import Gateway, gateway_of
@@ -182,7 +182,7 @@ async def compute_type(gateway: Gateway, system: System) -> str:
 
 def asker(system: System) -> Ask | None:
     """Return the function that answers for the system; None if its answers are those of TEI."""
-    if pipelines.is_pipeline(system):
+    if system.is_pipeline:
         return ask_pipeline
     if system.kind == "generation":
         return generate
@@ -250,7 +250,7 @@ async def ask_pipeline(request: Request, system: System, body: HubBody) -> Respo
     if body.stream:
         raise ApiError(400, f"The model '{system.name}' does not stream.", "stream", "unsupported_parameter")
     gateway, inputs, name = gateway_of(request), body.given(), system.parameter("task")
-    task, fields = TASKS.get(name, Task()), pipelines.kinds_of(system)
+    task, fields = TASKS.get(name, Task()), system.pipeline_fields
     first_kind = next(iter(fields.values()))
     parameters = {**task.defaults} | parameters_of(task, body.asked())
     seen = seen_image(inputs) if first_kind == "chat" and "images" in fields else None
@@ -593,3 +593,10 @@ def token_of(token: TokenLogprob) -> dict[str, Any]:
 
 def reason(chunk: Chunk) -> str:
     return "length" if chunk.finish_reason == "length" else "stop_sequence" if chunk.stop_reason else "eos_token"
+
+
+ROUTES = [
+    ApiRoute("/models/{model}", answer, error_form=tei_form, body=FILE_BODY, answers_for=is_only_route),
+    *api("/models/{model}/v1/completions", text_completions),
+    *api("/models/{model}/v1/chat/completions /models/{model}/chat/completions", chat),
+]

@@ -15,6 +15,7 @@ from gateway.apis.chat_forms import Block, BlockForm, Conversation, PlacedPart, 
 from gateway.edge import bodies
 from gateway.edge.bodies import PositiveInt, json_object, json_response
 from gateway.edge.errors import ApiError, anthropic_form
+from gateway.edge.routes import api
 from gateway.edge.streams import named_event
 from gateway.text import encoders
 from gateway.text.generation import SAMPLING_PARAMETERS, option_tensors, respond
@@ -274,3 +275,9 @@ def content_block(block: Block, text: str) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
     return {"type": "text", "text": text}
+
+
+ROUTES = [
+    *api("/v1/messages", messages, "chat", anthropic_form),
+    *api("/v1/messages/count_tokens", count_tokens, "", anthropic_form),
+]

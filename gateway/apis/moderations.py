@@ -14,6 +14,7 @@ from starlette.responses import Response
 from gateway.apis.vllm import texts_only
 from gateway.edge.bodies import json_response
 from gateway.edge.errors import ApiError
+from gateway.edge.routes import ApiRoute
 from gateway.text import encoders
 from gateway.triton.context import Gateway, read
 from gateway.triton.rows import Part, read_rows
@@ -103,3 +104,9 @@ def is_neutral(label: str, labels: list[str]) -> bool:
     """Return whether a label says that nothing was found: by its name, or as the negation of another one."""
     name, *others = (re.sub(r"[\W_]", "", text).lower() for text in (label, *labels))
     return name in NEUTRAL or any(name == negation + other for negation in NEGATIONS for other in others)
+
+
+ROUTES = [
+    # Not every classifier moderates, so the page does not show it.
+    ApiRoute("/v1/moderations", moderate, "classify", is_shown=False),
+]

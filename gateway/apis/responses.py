@@ -15,6 +15,7 @@ from gateway.apis.chat_forms import Block, BlockForm, Conversation, PlacedPart, 
 from gateway.edge import bodies
 from gateway.edge.bodies import PositiveInt
 from gateway.edge.errors import ApiError
+from gateway.edge.routes import api
 from gateway.edge.streams import named_event
 from gateway.text.generation import respond
 from gateway.triton.context import gateway_of
@@ -263,3 +264,8 @@ def item_id(block: Block) -> str:
 def part(block: Block) -> dict[str, Any]:
     more = {"annotations": [], "logprobs": block.logprobs} if block.kind == "text" else {}
     return {"type": KINDS[block.kind][1], "text": block.text} | more
+
+
+ROUTES = [
+    *api("/v1/responses", responses, "chat"),
+]

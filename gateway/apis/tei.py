@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from gateway.edge.bodies import PositiveInt, json_response
 from gateway.edge.errors import ApiError, tei_form
+from gateway.edge.routes import ApiRoute, Endpoint, api
 from gateway.text import encoders
 from gateway.triton.context import Gateway, gateway_of, read, system_for
 from gateway.triton.rows import Input, TokenId, as_rows, check_rows, read_rows
@@ -277,3 +278,24 @@ async def info(request: Request) -> Response:
             "version": "triton-transformers",
         }
     )
+
+
+def both(path: str, endpoint: Endpoint, abilities: str = "", method: str = "POST") -> list[ApiRoute]:
+    """Return the routes of a path: for the only system of its kind, and for a named one."""
+    return api(f"{path} /models/{{model}}{path}", endpoint, abilities, tei_form, method)
+
+
+ROUTES = [
+    *both("/embed", embed, "embedding"),
+    *both("/embed_sparse", embed_sparse, "sparse"),
+    *both("/embed_all", embed_all, "multi"),
+    *both("/predict", predict, "classify"),
+    *both("/similarity", similarity, "embedding"),
+    # The page shows /tokenize and /detokenize.
+    ApiRoute("/models/{model}/tokenize", tokenize, "tokens", tei_form, is_shown=False),
+    ApiRoute("/decode", decode, "tokens", tei_form, is_shown=False),
+    ApiRoute("/models/{model}/decode", decode, "tokens", tei_form, is_shown=False),
+    *both("/info", info, method="GET"),
+    ApiRoute("/models/{model}/health", health, error_form=tei_form, method="GET"),
+    *api("/", any_task, "", tei_form),
+]

@@ -14,7 +14,8 @@ from gateway.apis import tei
 from gateway.apis.completions import Message, conversation
 from gateway.edge import bodies
 from gateway.edge.bodies import PositiveInt, json_response
-from gateway.edge.errors import ApiError
+from gateway.edge.errors import ApiError, tei_form
+from gateway.edge.routes import ApiRoute, api
 from gateway.text import encoders
 from gateway.text.tool_fields import ToolUse
 from gateway.triton.context import Gateway, gateway_of, read
@@ -321,3 +322,15 @@ async def detokenize(request: Request) -> Response:
         return json_response({"prompt": ""})
     (row,) = await encoders.tokenized(gateway, system, [body.tokens])
     return json_response({"prompt": row.text})
+
+
+ROUTES = [
+    *api("/v1/embeddings /embeddings", embeddings, "embedding sparse multi"),
+    *api("/v1/rerank /rerank", rerank, "rerank"),
+    *api("/v1/classify /classify", classify, "classify"),
+    *api("/v1/score /score", score, "rerank embedding"),
+    *api("/pooling", pooling, "embedding multi classify"),
+    *api("/tokenize", tokenize, "tokens"),
+    *api("/detokenize", detokenize, "tokens"),
+    ApiRoute("/models/{model}/rerank", rerank, error_form=tei_form),
+]

@@ -20,7 +20,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class ApiRoute(Route):
-    """A path of an API, which answers for systems with one of the abilities (served_systems.System.abilities).
+    """A path of an API, which answers for systems with one of the abilities (System.abilities).
 
     `answers_for` tells another way for which systems it does.
     """
@@ -42,6 +42,20 @@ class ApiRoute(Route):
         self.error_form = error_form  # None: that of the client
         self.body = body
         self.is_shown = is_shown  # on the page: not the second path of the same API
+
+
+def api(
+    paths: str,
+    endpoint: Endpoint,
+    abilities: str = "",
+    error_form: ErrorForm | None = openai_form,
+    method: str = "POST",
+) -> list[ApiRoute]:
+    """Return the routes of these paths. The page shows the first of them."""
+    return [
+        ApiRoute(path, endpoint, abilities, error_form, method, is_shown=number == 0)
+        for number, path in enumerate(paths.split())
+    ]
 
 
 class Routes:

@@ -106,7 +106,7 @@ def purpose(system: System) -> str:
     if system.kind in PURPOSES:
         chats = f", and answers in a chat ({', '.join(chat_skills(system)) or 'if it has a chat template'})"
         return PURPOSES[system.kind] + (chats if "chat" in system.abilities else "")
-    if pipelines.is_pipeline(system):
+    if system.is_pipeline:
         return pipelines.task_of(system).purpose
     if task := _task_of(system):
         return task.purpose
@@ -174,7 +174,7 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
             Field("temperature", "Temperature", "number", f"{system.sampling().get('temperature', 0)}", step="0.1"),
         ]
         return Box("generation", fields, "Generate", streams)
-    if pipelines.is_pipeline(system):
+    if system.is_pipeline:
         return pipelines.box(system)
     if system.streams:
         return None
@@ -205,7 +205,7 @@ def command(system: System, routes: Sequence[str], configs: Configs, url: str, n
             if route in routes
         )
     examples = {} if system.streams else _examples(system, configs)
-    if pipelines.is_pipeline(system):
+    if system.is_pipeline:
         return pipelines.command(system, f"curl {shlex.quote(f'{url}/models/{system.name}')}{header}")
     curl = f"curl {shlex.quote(f'{url}/try/{system.name}')}{header}"
     if IMAGE in examples:
@@ -257,7 +257,7 @@ async def try_it(request: Request) -> Response:
     names = [tensor.name for tensor in system.config.output if tensor.name != TOKENIZED]
     outputs = await gateway.infer(system, tensors, names)
     # A part of a pipeline's answer would not be JSON.
-    characters = None if pipelines.is_pipeline(system) else CHARACTERS
+    characters = None if system.is_pipeline else CHARACTERS
     shortened_outputs = [shortened(tensor, characters) for tensor in outputs.values()]
     return json_response({"model": system.name, "outputs": shortened_outputs})
 
@@ -278,7 +278,7 @@ def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
                 400, f"The model '{system.name}' takes the inputs {', '.join(known)}.", f"inputs.{shown(name)}"
             )
     # Which inputs a pipeline requires depends on its task, and its backend knows.
-    for name in [] if texts and pipelines.is_pipeline(system) else required:
+    for name in [] if texts and system.is_pipeline else required:
         if not texts.get(name):
             raise ApiError(400, f"The model '{system.name}' requires this input.", f"inputs.{name}")
     shape = [1, 1] if system.max_batch else [1]

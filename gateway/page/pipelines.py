@@ -76,18 +76,9 @@ OPTIONAL = ("word_boxes", "assets")
 LABELS = "a landscape, a street at night, a cat"
 
 
-def is_pipeline(system: System) -> bool:
-    return bool(system.config.backend == "pipeline")
-
-
 def task_of(system: System) -> Task:
     name = system.parameter("task")
     return TASKS.get(name, Task(f"runs the pipeline of {name}"))
-
-
-def kinds_of(system: System) -> dict[str, str]:
-    """Return the kind of each field of a row."""
-    return dict(field.split("=") for field in system.parameter("fields").split(","))
 
 
 def box(system: System) -> Box:
@@ -96,7 +87,7 @@ def box(system: System) -> Box:
 
 def fields(system: System) -> Iterator[Field]:
     """Yield the fields of a row, then the labels if the task needs some, then the parameters of the call."""
-    kinds = kinds_of(system)
+    kinds = system.pipeline_fields
     for number, (name, kind) in enumerate(kinds.items()):
         # A chat may be without files.
         required = number == 0 or not (name in OPTIONAL or "chat" in kinds.values())
@@ -114,4 +105,4 @@ def command(system: System, curl: str) -> str:
     """Return a command that sends an example with this call of curl."""
     needs_labels = CANDIDATES in system.parameter("required_parameters").split(",")
     parameters = {CANDIDATES: LABELS.split(", ")} if needs_labels else {}
-    return example_command(curl, kinds_of(system), parameters, task_of(system).text)
+    return example_command(curl, system.pipeline_fields, parameters, task_of(system).text)

@@ -90,6 +90,15 @@ class System:
             options.pop("repetition_penalty", None)
         return options
 
+    @property
+    def is_pipeline(self) -> bool:
+        return bool(self.config.backend == "pipeline")
+
+    @property
+    def pipeline_fields(self) -> dict[str, str]:
+        """Return the kind of each field of a row."""
+        return dict(field.split("=") for field in self.parameter("fields").split(","))
+
     def parameter(self, name: str) -> str:
         """Return a parameter of the model's configuration, "" if it has none of this name."""
         return self.config.parameters[name].string_value if name in self.config.parameters else ""
