@@ -137,8 +137,8 @@ def python_backend(measures_costs: bool = False) -> Iterator[None]:
     sys.modules[module.__name__] = module
     try:
         if not measures_costs:
-            packed_encoder = importlib.import_module("serving.encoders.packed")
-            packed_encoder.PackedEncoder.measured_cost = lambda *_: lambda rows, *_: np.ones(len(rows))
+            plan = importlib.import_module("serving.encoders.plan")
+            plan.Plan.measured_cost = lambda *_: lambda rows, *_: np.ones(len(rows))
         yield
     finally:
         os.environ.clear()
@@ -269,7 +269,7 @@ def served_tokens(model: Path, route: str, names: list[str], requests: list[Tens
         config, args = backend_config(path), {"model_repository": str(model), "model_version": "1"}
         packed_encoder = importlib.import_module("serving.encoders.packed")
         if route:
-            config, args = packed_encoder.of_route(route, config, args)
+            config, args = importlib.import_module("serving.encoders.routed").of_route(route, config, args)
         tokenization, _ = packed_encoder.text_model(config, args, dict.fromkeys(names, np.int64))
         return [
             tokenization.run([tokenization.prepare(InferenceRequest(request, []))])[0].tensors for request in requests

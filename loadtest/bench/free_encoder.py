@@ -5,7 +5,8 @@
 
 import numpy as np
 
-from serving.encoders.packed import Encoder, PackedEncoder
+from serving.encoders.packed import PackedEncoder
+from serving.encoders.plan import Encoder
 from serving.engines.packing import RunCost
 from serving.triton.types import Array, InstanceArgs, ModelConfig, Tensors
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from serving.encoders.packed import Encoder, RoutedEncoder
+from serving.encoders.plan import Encoder
+from serving.encoders.routed import RoutedEncoder
 from serving.engines import onnx_model
 from serving.engines.graphs import INT8
 from serving.triton.parameters import mask_name

@@ -15,7 +15,8 @@ import torch
 import triton_python_backend_utils as pb_utils
 from safetensors.torch import load_file
 
-from serving.encoders.packed import Encoder, PackedEncoder
+from serving.encoders.packed import PackedEncoder
+from serving.encoders.plan import Encoder
 from serving.engines import pretrained, torch_choice
 from serving.engines.choice import FLAT, PADDED, ROUNDS
 from serving.engines.flat import row

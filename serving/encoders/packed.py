@@ -1,23 +1,20 @@
 """Base class of text encoders that run the texts of many requests in packed runs.
 
-It sorts the rows of all requests by length, cuts them into the cheapest set of runs and scatters the results back. A
-run is an ONNX graph (backend packed_onnx), a PyTorch module (serving/encoders/on_torch.py) or a compiled model (backend
-neuron).
+It reads and tokenizes the requests. A plan (plan.py) sorts the rows of all requests by length and cuts them into the
+cheapest set of runs. The runs (runs.py) fill an ONNX graph (backend packed_onnx), a PyTorch module (on_torch.py) or a
+compiled model (backend neuron). Each request is then answered with the results of its rows.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
 from abc import abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -25,18 +22,9 @@ import triton_python_backend_utils as pb_utils
 from serving.encoders.late_chunking import SPANS, SpanAnswers, SpanTokenization
 from serving.encoders.long_requests import LongRequest, LongRequests
 from serving.encoders.multi_vector import MULTI_VECTOR, MultiVectorAnswers, MultiVectorTokenization
-from serving.engines.measurements import Measured, recall_or_measure
-from serving.engines.packing import (
-    MAXIMUM_TOKENS,
-    Cost,
-    RunCost,
-    cheapest_cut,
-    equal_lengths,
-    flat_cut,
-    row_lengths,
-    spread_cut,
-)
-from serving.text.embedding_prompts import NAME, alternatives
+from serving.encoders.plan import Encoder, Plan
+from serving.encoders.runs import Runs, TokenRequest
+from serving.engines.packing import row_lengths
 from serving.text.token_ids import TOKENIZED, TokenIds
 from serving.text.tokenization import (
     NUMBERS,
@@ -47,16 +35,12 @@ from serving.text.tokenization import (
     Rows,
     Tokenization,
     Tokens,
-    is_set,
 )
 from serving.triton import responses, tracing
 from serving.triton.backend import BatchBackend
 from serving.triton.parameters import choice_parameter, flag_parameter, int_parameter, mask_name, parameter
 from serving.triton.types import Array, BadRequest, ConfigError, InstanceArgs, ModelConfig, Tensors
 
-# Increase it when a new version of this project may measure another cost.
-COST_VERSION = 3
-SHORT = 16  # tokens
 # A request is long if it takes longer than a run of so many short texts. Its rows then run in turns of that time.
 # Larger runs computed no more tokens per second, with AMX and without.
 TURN_ROWS = 16
@@ -66,60 +50,6 @@ WAITING = 64
 TEXT = "text"
 # The outputs that need no run.
 OTHERS = (TEXT, TOKENIZED, TOKEN_COUNT)
-# The name of a prompt -> the parameter that names its route; the last one is for all other requests.
-ROUTES = {"query": "query_route", "document": "document_route", "": "default_route"}
-
-
-@dataclass(frozen=True)
-class TokenRequest:
-    """One request: its token tensors [rows, width], each row's length without padding, and the requested outputs."""
-
-    tokens: Tensors
-    lengths: Array
-    width: int
-    outputs: list[str]
-    traced: tracing.Traced | None = None
-    others: Tensors = field(default_factory=dict)  # outputs that need no run
-    finish: Callable[[Tensors], Tensors] = lambda outputs: outputs  # makes the requested outputs of the encoder's
-
-
-class TimedRun(NamedTuple):
-    """A run of these rows: when packing began, the model, the scattering of its results, and when that ended."""
-
-    start_ns: int
-    model_ns: int
-    scatter_ns: int
-    end_ns: int
-    rows: Array
-
-
-Run = Callable[[list[str], Tensors], list[Array]]
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """A model that takes token tensors [rows, length]."""
-
-    inputs: dict[str, type]  # name -> numpy type; an input that requests lack is fed zeros
-    outputs: list[str]
-    per_token: set[str]  # the outputs that have a vector for each token
-    run: Run
-    run_alone: Run | None = None  # what runs while nothing else does; None: `run`
-    parallel_runs: int = 1
-    independent_runs: int | None = None  # as many of them as do not slow each other down; None: all
-    cost: Cost | None = None  # None: measure it when the model is loaded
-    # What a measured cost depends on; None: measure it at each load.
-    cost_depends_on: Callable[[], Measured] | None = None
-    # The shape that a run of (rows, length) is padded to, for models that take only some shapes.
-    shape: Callable[[int, int], tuple[int, int]] = lambda rows, length: (rows, length)
-    short: int = SHORT  # tokens of a short text, which the model accepts
-    # Pad runs of several rows to a multiple of this, for engines whose first run of a shape is slow.
-    length_step: int = 1
-    is_flat: bool = False  # a run costs its tokens, whatever their texts' lengths
-    rounds_alone: bool = False  # pad a run of one row, too
-    skips_padding: bool = False  # compute the padding of a run in attention only
-    # The layers after the pooling, for the vectors [rows, width] of spans.
-    head: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True)
@@ -157,15 +87,14 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.masks_padding = flag_parameter(config, "masks_padding", True)
         self.encoder = self.load_encoder(config, args)
         self.answers.use_head(self.encoder.head)
-        self.workers = ThreadPoolExecutor(self.encoder.parallel_runs)
-        self.maximum_rounded = self.longest_accepted() if self.encoder.length_step > 1 and self.pads else 0
-        self.tokens_of_run = MAXIMUM_TOKENS  # of a flat one, until it is measured
-        self.cost: Cost = self.encoder.cost or self.measured_cost(config, args)
-        self.seconds_alone = lru_cache(lambda length: self.cost(np.array([1]), length))
+        workers = ThreadPoolExecutor(self.encoder.parallel_runs)
+        self.plan = Plan(config, args, self.encoder, self.pads, workers, pb_utils.Logger.log_info)
+        # `metrics` is set after this method, and a RoutedEncoder replaces it.
+        self.runs = Runs(self.encoder, self.plan, workers, self.pad_values, lambda **counts: self.metrics.add(**counts))
         # The cheapest runs, because a compiled model may take fewer rows at once.
-        turn_rows = self.tokens_of_run // self.encoder.short if self.encoder.is_flat else TURN_ROWS
-        turn_seconds = float(self.seconds_of_rows(np.full(turn_rows, self.encoder.short)).sum())
-        self.long_requests = LongRequests(turn_seconds, self.encoder.parallel_runs, self.run_rows, self.answer)
+        turn_rows = self.plan.tokens_of_run // self.encoder.short if self.encoder.is_flat else TURN_ROWS
+        turn_seconds = float(self.plan.seconds_of_rows(np.full(turn_rows, self.encoder.short)).sum())
+        self.long_requests = LongRequests(turn_seconds, self.encoder.parallel_runs, self.runs.run_rows, self.answer)
 
     def finalize(self) -> None:
         self.long_requests.close()
@@ -192,68 +121,6 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             "input": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in names],
             "output": self.answers.encoder_outputs(own),
         }
-
-    def measured_cost(self, config: ModelConfig, args: InstanceArgs) -> RunCost:
-        max_rows, depends_on = max(1, config["max_batch_size"]), self.encoder.cost_depends_on
-        own = {"measuring": COST_VERSION, "parallel_runs": self.encoder.parallel_runs, "max_rows": max_rows}
-        how = "measured before"
-
-        def measure() -> Measured:
-            nonlocal how
-            how = "measured"
-            if self.encoder.is_flat:
-                flat, tokens = RunCost.measure_flat(self.seconds_of_run, self.encoder.short)
-                return asdict(flat) | {"tokens": tokens}
-            return asdict(RunCost.measure(self.seconds_of_run, max_rows))
-
-        if depends_on is None:
-            terms = measure()
-        else:
-            terms = recall_or_measure(
-                f"{args['model_name']}-{args['model_version']}-cost",
-                lambda: depends_on() | own,
-                measure,
-                lambda kept: (
-                    all(0 <= kept[term.name] < math.inf for term in fields(RunCost))
-                    and (not self.encoder.is_flat or kept["tokens"] > 0)
-                ),
-            )
-        self.tokens_of_run = terms.get("tokens", MAXIMUM_TOKENS)
-        if how != "measured":
-            self.seconds_of_run(1, SHORT)  # the first run of a model takes longer, which no client should notice
-        cost = RunCost(*(terms[term.name] for term in fields(RunCost)))
-        pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.encoder.parallel_runs} run(s) in parallel; a run costs "
-            f"{cost.per_run * 1e3:.2f} ms and {cost.per_token * 1e6:.2f} us per token ({how})"
-            + (f", for up to {self.tokens_of_run} tokens" if self.encoder.is_flat else "")
-        )
-        return cost
-
-    def longest_accepted(self) -> int:
-        """Return a length that the model accepts: it may not accept the next multiple of `length_step`."""
-        for length in (512, 256, 128, 64, 32, 16):
-            with contextlib.suppress(Exception):
-                self.seconds_of_run(1, length)
-                return length
-        return 0
-
-    def rounded(self, lengths: Array) -> Array:
-        """Return the length to pad each row to: multiples of `length_step`, so that there are fewer shapes."""
-        step = self.encoder.length_step
-        rounded: Array = np.maximum(lengths, np.minimum(-(-lengths // step) * step, self.maximum_rounded))
-        return rounded
-
-    def seconds_of_run(self, rows: int, length: int) -> float:
-        """Time a run of this shape while all workers run the same shape."""
-        feed: Tensors = {
-            name: np.full((rows, length), int(name in self.inputs), dtype)
-            for name, dtype in self.encoder.inputs.items()
-        }
-        start = time.perf_counter()
-        list(
-            self.workers.map(lambda _: self.encoder.run(self.encoder.outputs, feed), range(self.encoder.parallel_runs))
-        )
-        return (time.perf_counter() - start) / self.encoder.parallel_runs
 
     def prepare(self, request: pb_utils.InferenceRequest) -> TokenRequest | TextRequest:
         if self.tokenization:
@@ -320,7 +187,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.count_texts([tokens])
         request = self.token_request(tokenization, job, tokens)
         if request.outputs:
-            self.add_long(request, self.seconds_of_rows(request.lengths), response)
+            self.add_long(request, self.plan.seconds_of_rows(request.lengths), response)
         else:
             response.send(self.answer(request, []))
 
@@ -358,14 +225,14 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
 
     def run_tokens(self, jobs: list[TokenRequest]) -> list[Tensors | responses.Later]:
         """Run the rows of all short requests. The others run in turns."""
-        seconds = [self.seconds_of_rows(job.lengths) for job in jobs]
+        seconds = [self.plan.seconds_of_rows(job.lengths) for job in jobs]
         long = {number for number, of_rows in enumerate(seconds) if of_rows.sum() > self.long_requests.seconds}
         if len(long) == len(jobs) and all(len(job.lengths) == 1 for job in jobs):
             long -= {*range(self.encoder.parallel_runs)}  # Triton collects the next texts while these run
         rows = [(job, row) for number, job in enumerate(jobs) if number not in long for row in range(len(job.lengths))]
         if rows:
             with self.long_requests.batch():
-                results = iter(self.run_rows(rows))
+                results = iter(self.runs.run_rows(rows))
         return [
             responses.Later(partial(self.add_long, job, seconds[number]))
             if number in long
@@ -373,96 +240,15 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             for number, job in enumerate(jobs)
         ]
 
-    def seconds_of_rows(self, lengths: Array) -> Array:
-        """Return the seconds that each row adds, in ascending order of their lengths, if no others run with them."""
-        if len(lengths) == 1:
-            return self.seconds_alone(int(lengths[0]))
-        if self.encoder.is_flat and len(lengths) * lengths.max() <= self.tokens_of_run:  # one run
-            return np.full(len(lengths), self.cost(lengths.sum(keepdims=True), 1) / len(lengths))
-        lengths = np.sort(self.rounded(lengths))
-        seconds = np.zeros(len(lengths))
-        if self.encoder.is_flat:
-            for start, end in flat_cut(lengths, self.tokens_of_run):
-                seconds[start:end] = self.cost(lengths[start:end].sum(keepdims=True), 1) / (end - start)
-            return seconds
-        cuts = cheapest_cut(lengths, self.cost, self.encoder.skips_padding) if self.pads else equal_lengths(lengths)
-        for start, end in cuts:
-            tokens = lengths[start:end].sum(keepdims=True) if self.encoder.skips_padding else None
-            seconds[start:end] = self.cost(np.array([end - start]), int(lengths[end - 1]), tokens) / (end - start)
-        return seconds
-
     def add_long(self, request: TokenRequest, seconds: Array, response: responses.Response) -> None:
         # Triton reuses the memory of the inputs after the execution.
         request = replace(request, tokens={name: array.copy() for name, array in request.tokens.items()})
         self.long_requests.add(LongRequest(request, response, np.argsort(request.lengths, kind="stable"), seconds))
 
-    def run_rows(self, rows: list[tuple[TokenRequest, int]]) -> list[dict[str, Array]]:
-        """Pack these rows into runs, and return the outputs of each."""
-        lengths = np.array([texts.lengths[row] for texts, row in rows])
-        outputs = sorted({name for texts, _ in rows for name in texts.outputs})
-        results: list[dict[str, Array]] = [{} for _ in rows]
-        order = np.argsort(lengths, kind="stable")
-        padded_lengths = self.rounded(lengths)
-        timed: list[TimedRun] = []
-
-        def shape(packed: Array) -> tuple[int, int]:
-            last = packed[-1]  # the longest
-            is_padded = self.encoder.rounds_alone or len(packed) > 1
-            return self.encoder.shape(len(packed), int((padded_lengths if is_padded else lengths)[last]))
-
-        def run(packed: Array, call: Run = self.encoder.run) -> None:
-            start = time.time_ns()
-            feed = self.feed([rows[i] for i in packed], *shape(packed))
-            fed = time.time_ns()
-            arrays = call(outputs, feed)
-            computed = time.time_ns()
-            for name, array in zip(outputs, arrays, strict=True):
-                for i, result in zip(packed, array[: len(packed)], strict=True):
-                    results[i][name] = result
-            timed.append(TimedRun(start, fed, computed, time.time_ns(), packed))
-
-        if self.encoder.is_flat:
-            cuts = flat_cut(lengths[order], self.tokens_of_run)
-        elif self.pads:
-            cuts = spread_cut(
-                padded_lengths[order],
-                self.cost,
-                self.encoder.independent_runs or self.encoder.parallel_runs,
-                self.encoder.skips_padding,
-            )
-        else:
-            cuts = equal_lengths(lengths[order])[::-1]
-        runs = [order[start:end] for start, end in cuts]
-        if len(runs) == 1:
-            # Run in this thread: the way to another one and back would take longer than some runs.
-            run(runs[0], self.encoder.run_alone or self.encoder.run)
-        else:
-            list(self.workers.map(run, runs))
-        if tracing.sender:
-            for steps in traced_steps(timed, [texts.traced for texts, _ in rows], lengths):
-                tracing.sender.add(*steps)
-        tokens = int(lengths.sum())
-        is_unpadded = self.encoder.is_flat or self.encoder.skips_padding
-        padded = tokens if is_unpadded else sum(math.prod(shape(packed)) for packed in runs)
-        self.metrics.add(tokens=tokens, padding_tokens=padded - tokens, runs=len(runs))
-        return results
-
     def answer(self, request: TokenRequest, results: list[dict[str, Array]]) -> Tensors:
         """Join the outputs of a request's rows."""
         outputs = {name: self.stack(name, [row[name] for row in results], request) for name in request.outputs}
         return request.finish(outputs) | request.others
-
-    def feed(self, rows: list[tuple[TokenRequest, int]], count: int, length: int) -> Tensors:
-        """Return the inputs of one run: these rows, padded to `count` rows of `length` tokens."""
-        feed: Tensors = {
-            name: np.full((count, length), self.pad_values.get(name, 0), dtype)
-            for name, dtype in self.encoder.inputs.items()
-        }
-        for i, (texts, row) in enumerate(rows):
-            end = texts.lengths[row]
-            for name, array in texts.tokens.items():
-                feed[name][i, :end] = array[row, :end]
-        return feed
 
     def stack(self, name: str, results: list[Array], texts: TokenRequest) -> Array:
         """Return one request's rows of an output. A per-token output is padded to the width of the request."""
@@ -475,76 +261,6 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         return out
 
 
-class RoutedEncoder(PackedEncoder):
-    """A packed encoder, or one for each route of a Router of sentence-transformers.
-
-    Each route has a folder in that of the version, and its own parameters.
-    """
-
-    def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
-        self.routes = {name: route for name, key in ROUTES.items() if (route := parameter(config, key))}
-        self.encoders = {route: type(self)() for route in self.routes.values()}
-        if not self.encoders:
-            super().set_up(config, args)
-        for route, encoder in self.encoders.items():
-            encoder.set_up(*of_route(route, config, args))
-            self.engine_labels = encoder.engine_labels
-
-    def initialize(self, args: InstanceArgs) -> None:
-        super().initialize(args)
-        for encoder in self.encoders.values():
-            encoder.metrics = self.metrics
-
-    def finalize(self) -> None:
-        for encoder in self.encoders.values():
-            encoder.long_requests.close()
-        if self.encoders:
-            BatchBackend.finalize(self)
-        else:
-            super().finalize()
-
-    def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse | None]:
-        if not self.encoders:
-            return super().execute(requests)
-        answers: dict[int, pb_utils.InferenceResponse | None] = {}
-        numbers: dict[str, list[int]] = defaultdict(list)
-        for number, request in enumerate(requests):
-            try:
-                numbers[self.route(request)].append(number)
-            except BadRequest as error:
-                answers[number] = responses.error_response(error)
-        for route, own in numbers.items():
-            answers |= zip(own, self.encoders[route].execute([requests[number] for number in own]), strict=True)
-        return [answers[number] for number in range(len(requests))]
-
-    def route(self, request: pb_utils.InferenceRequest) -> str:
-        """Return the route of all rows of a request."""
-        names = responses.texts(request, NAME) if is_set(request, NAME) else []
-        default = self.routes.get("", "")
-        routes = {
-            next((self.routes[choice] for choice in alternatives(name) if choice in self.routes), default)
-            for name in names or [""]
-        }
-        if len(routes) > 1:
-            raise BadRequest(f"input '{NAME}': send queries and documents in requests of their own")
-        if "" in routes:
-            raise BadRequest(f"input '{NAME}' must be {' or '.join(self.routes)}: this model has no other route")
-        return routes.pop()
-
-
-def of_route(route: str, config: ModelConfig, args: InstanceArgs) -> tuple[ModelConfig, InstanceArgs]:
-    """Return the configuration and arguments of a route's encoder, with its own parameters and those of no route."""
-    own, shared = {}, {}
-    for name, value in config.get("parameters", {}).items():
-        owner, dot, key = name.rpartition(".")
-        if not dot and name not in ROUTES.values():
-            shared[name] = value
-        elif owner == route:
-            own[key] = value
-    folder = Path(args["model_repository"]) / args["model_version"]
-    return config | {"parameters": shared | own}, args | {"model_repository": str(folder), "model_version": route}
-
-
 def text_model(
     config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str = "none"
 ) -> tuple[Tokenization, Answers]:
@@ -555,27 +271,3 @@ def text_model(
         tokenization = MultiVectorTokenization(config, args, dtypes, padding)
         return tokenization, MultiVectorAnswers(tokenization)
     return Tokenization(config, args, dtypes, padding), Answers()
-
-
-def traced_steps(
-    runs: list[TimedRun], traced: list[tracing.Traced | None], lengths: Array
-) -> Iterator[tuple[tracing.Step, ...]]:
-    """Yield the steps of each run. `traced` and `lengths` have an entry for each row of the execution."""
-    ahead: Counter[tracing.Traced] = Counter()
-    longest_ahead = 0
-    for number, run in enumerate(sorted(runs, key=lambda run: run.start_ns)):
-        tokens: Counter[tracing.Traced] = Counter()
-        for row in run.rows:
-            if request := traced[row]:
-                tokens[request] += int(lengths[row])
-        longest = int(lengths[run.rows[-1]])
-        before = {"runs_ahead": number, "longest_ahead": longest_ahead}
-        together = {"rows": len(run.rows), "longest": longest}
-        yield (
-            tracing.Step("wait", None, run.start_ns, tokens, ahead.copy(), before),
-            tracing.Step("pack", run.start_ns, run.model_ns, tokens),
-            tracing.Step("run", run.model_ns, run.scatter_ns, tokens, tokens, together),
-            tracing.Step("scatter", run.scatter_ns, run.end_ns, tokens),
-        )
-        ahead += tokens
-        longest_ahead = max(longest_ahead, longest)

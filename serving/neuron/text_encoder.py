@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from serving.encoders.packed import SHORT, Encoder, PackedEncoder
+from serving.encoders.packed import PackedEncoder
+from serving.encoders.plan import SHORT, Encoder
 from serving.neuron.cores import Cores
 from serving.neuron.frameworks import call_torchscript, load_torchscript
 from serving.neuron.libraries import imported, loading

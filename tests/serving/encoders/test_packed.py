@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from serving.encoders.plan import Encoder
 from serving.engines.packing import RunCost
 from serving.triton.types import ConfigError
 from tests.support.python_backend import InferenceRequest, instance_args, parameters
@@ -63,7 +64,7 @@ def start(pb_utils, tmp_path: Path, engine: Engine, monkeypatch) -> Iterator[Cal
     class Sums(packed_encoder.PackedEncoder):
         def load_encoder(self, config, args):
             inputs = {tensor["name"]: np.int64 for tensor in config["input"]}
-            return packed_encoder.Encoder(inputs, ["sum"], set(), engine.run, cost=engine.cost)
+            return Encoder(inputs, ["sum"], set(), engine.run, cost=engine.cost)
 
     def start(
         *inputs: dict[str, Any], outputs: dict[str, str] = OUTPUTS, direction: str = "right", **values: str

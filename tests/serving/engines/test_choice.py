@@ -420,7 +420,7 @@ def measured_costs(monkeypatch) -> list[int]:
 
 def test_cost_of_a_run_is_remembered(packed, tmp_path, cache, measured_costs):
     save_encoder(tmp_path / "1/model.onnx")
-    costs = {packed("onnxruntime").cost for _ in range(2)}
+    costs = {packed("onnxruntime").plan.cost for _ in range(2)}
     assert len(measured_costs) == len(costs) == 1
 
 
@@ -473,8 +473,8 @@ def test_packed_runs_of_openvino_have_few_lengths(packed, pb_utils, tmp_path):
             shapes.append(feed["input_ids"].shape)
             return run(outputs, feed)
 
-        backend.encoder = replace(backend.encoder, run=record, run_alone=record)
-        backend.cost = RunCost(per_run=1e-3, per_token=1e-5)
+        backend.runs.encoder = replace(backend.encoder, run=record, run_alone=record)
+        backend.plan.cost = RunCost(per_run=1e-3, per_token=1e-5)
         backend.long_requests.seconds = np.inf  # no text leaves its batch
         requests = [
             InferenceRequest(["per_token", "begin"], input_ids=row, attention_mask=np.ones_like(row)) for row in ids
@@ -497,7 +497,7 @@ def test_lone_run_stays_on_its_thread(packed, tmp_path):
     backend = packed("onnxruntime")
     threads = []
     run = backend.encoder.run_alone
-    backend.encoder = replace(
+    backend.runs.encoder = replace(
         backend.encoder, run_alone=lambda *arguments: (threads.append(threading.current_thread()), run(*arguments))[1]
     )
     row = np.ones((1, 4), np.int64)

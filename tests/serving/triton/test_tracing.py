@@ -15,6 +15,7 @@ import pytest
 
 from monitoring import traces
 from monitoring.traces import TraceFiles
+from serving.encoders.plan import Encoder
 from serving.engines.packing import RunCost
 from serving.triton import tracing
 from tests.support.python_backend import InferenceRequest, instance_args, parameters
@@ -55,7 +56,7 @@ def encoder(pb_utils, monkeypatch, port):
 
     class Lengths(packed_encoder.PackedEncoder):
         def load_encoder(self, config, args):
-            return packed_encoder.Encoder({"mask": np.int64}, ["length"], set(), run, cost=RunCost(1e-4, 1e-4))
+            return Encoder({"mask": np.int64}, ["length"], set(), run, cost=RunCost(1e-4, 1e-4))
 
     monkeypatch.setenv("TRACE", "1")
     monkeypatch.setenv("TRACE_URL", f"http://127.0.0.1:{port}{traces.PATH}")

@@ -93,9 +93,9 @@ def test_bge_m3_answers_three_kinds_of_vectors_of_one_run(checkpoint, serve, for
 
 def count_runs(model) -> list[int]:
     """Return a list that gets the number of rows of each run from now on."""
-    encoder = getattr(model, "backend", model)
-    rows, run_rows = [], encoder.run_rows
-    encoder.run_rows = lambda texts: rows.append(len(texts)) or run_rows(texts)
+    runs = getattr(model, "backend", model).runs
+    rows, run_rows = [], runs.run_rows
+    runs.run_rows = lambda texts: rows.append(len(texts)) or run_rows(texts)
     return rows
 
 
