@@ -41,6 +41,8 @@ os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"
 import locust  # noqa: E402, F401
 
 del os.environ["LOCUST_SKIP_MONKEY_PATCH"]
+# Before any test imports a backend.
+from tests.support.python_backend import STAND_IN  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +73,10 @@ def signal_stack() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pb_utils() -> Iterator[ModuleType]:
-    from tests.support.python_backend import python_backend
-
-    with python_backend() as module:
-        yield module
+def pb_utils() -> ModuleType:
+    """Return the stand-in for Triton's module, with the metrics of this module's tests alone."""
+    STAND_IN.metrics = {}  # type: ignore[attr-defined]
+    return STAND_IN
 
 
 @pytest.fixture

@@ -12,16 +12,18 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from google.protobuf import text_format
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from serving.encoders.plan import Plan
 from triton_transformers.model_config import find_config
 from triton_transformers.settings import UserError
 
@@ -111,46 +113,41 @@ def numpy_type(data_type: str) -> type:
     return names.get(data_type) or getattr(np, data_type.removeprefix("TYPE_").lower())
 
 
+def one_run(*_: object) -> Callable[..., np.ndarray]:
+    """Return costs by which all rows of an execution share one run."""
+    return lambda rows, *_: np.ones(len(rows))
+
+
+STAND_IN = ModuleType("triton_python_backend_utils")
+STAND_IN.__dict__.update(
+    Tensor=Tensor,
+    InferenceRequest=InferenceRequest,
+    InferenceResponse=InferenceResponse,
+    TritonError=TritonError,
+    MetricFamily=MetricFamily,
+    ModelConfig=object,
+    Logger=SimpleNamespace(**dict.fromkeys(("log_info", "log_warn", "log_error"), lambda _: None)),
+    get_input_tensor_by_name=input_tensor,
+    triton_string_to_numpy=numpy_type,
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+)
+
+
 @contextlib.contextmanager
 def python_backend(measures_costs: bool = False) -> Iterator[None]:
     """Let the backends import triton_python_backend_utils, which exists only in Triton's own processes.
 
     Unless encoders measure the cost of their runs, all rows of an execution share one, with as much padding as can
-    occur. At the end, restore the modules and the environment that were there before: `image_processor` sets
-    USE_TORCH=0.
+    occur. At the end, restore the environment that was there before: `image_processor` sets USE_TORCH=0.
     """
-    module = ModuleType("triton_python_backend_utils")
-    module.__dict__.update(
-        Tensor=Tensor,
-        InferenceRequest=InferenceRequest,
-        InferenceResponse=InferenceResponse,
-        TritonError=TritonError,
-        MetricFamily=MetricFamily,
-        ModelConfig=object,
-        Logger=SimpleNamespace(**dict.fromkeys(("log_info", "log_warn", "log_error"), lambda _: None)),
-        get_input_tensor_by_name=input_tensor,
-        triton_string_to_numpy=numpy_type,
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-    )
+    sys.modules.setdefault(STAND_IN.__name__, STAND_IN)
     environment = dict(os.environ)
-    before = unload_backends()
-    sys.modules[module.__name__] = module
-    try:
-        if not measures_costs:
-            plan = importlib.import_module("serving.encoders.plan")
-            plan.Plan.measured_cost = lambda *_: lambda rows, *_: np.ones(len(rows))
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-        unload_backends()
-        sys.modules |= before
-
-
-def unload_backends() -> dict[str, ModuleType]:
-    """Remove triton_python_backend_utils and what may have imported it, and return these modules by name."""
-    packages = ("triton_python_backend_utils", "serving")
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in packages}
+    with contextlib.nullcontext() if measures_costs else patch.object(Plan, "measured_cost", one_run):
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
 
 
 def backend_config(path: Path) -> dict[str, Any]:
@@ -204,15 +201,15 @@ class ServedSystem:
 
     def completed(self, model: str) -> dict[str, Any]:
         """Return the configuration that Triton completes for a model without one, such as `vit`."""
-        onnx_model = importlib.import_module("serving.engines.onnx_model")
+        from serving.engines import onnx_model
+
         session = onnx_model.open_session({}, self.folder / model / "1/model.onnx", "CPU", 0)
         graph = [onnx_model.ports(nodes) for nodes in (session.get_inputs(), session.get_outputs())]
         return {"max_batch_size": 0} | onnx_model.complete_config({}, *graph)
 
     def load(self, model: str, config: dict[str, Any]) -> Any:
-        backend = importlib.import_module(
-            f"serving.backends.{config.get('backend') or 'onnxruntime'}"
-        ).TritonPythonModel()
+        module = importlib.import_module(f"serving.backends.{config.get('backend') or 'onnxruntime'}")
+        backend = module.TritonPythonModel()
         # Parity checks the graph in fp32. At load, the server checks its other engines against this one.
         parameters = config.get("parameters", {}) | {"engine": {"string_value": self.engine}}
         backend.initialize(instance_args(self.folder / model, config | {"parameters": parameters}))
@@ -266,11 +263,12 @@ def served_tokens(model: Path, route: str, names: list[str], requests: list[Tens
     path = find_config(model.name, model.parent)
     assert path
     with python_backend():
+        from serving.encoders.packed import text_model
+        from serving.encoders.routed import of_route
+
         config, args = backend_config(path), {"model_repository": str(model), "model_version": "1"}
-        packed_encoder = importlib.import_module("serving.encoders.packed")
         if route:
-            config, args = importlib.import_module("serving.encoders.routed").of_route(route, config, args)
-        tokenization, _ = packed_encoder.text_model(config, args, dict.fromkeys(names, np.int64))
-        return [
-            tokenization.run([tokenization.prepare(InferenceRequest(request, []))])[0].tensors for request in requests
-        ]
+            config, args = of_route(route, config, args)
+        tokenization, _ = text_model(config, args, dict.fromkeys(names, np.int64))
+        rows: list[Any] = [InferenceRequest(request, []) for request in requests]
+        return [tokenization.run([tokenization.prepare(row)])[0].tensors for row in rows]

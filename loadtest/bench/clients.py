@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from gateway.edge.server import raise_file_limit
-from loadtest.load.client import JSON, RIGHT, Connection, Load, WrongError, post
 from loadtest.load.examples import HttpRequest, http_request
 from triton_transformers.corpus import MIXED
+from triton_transformers.load import JSON, RIGHT, Connection, Load, WrongError, post
 from triton_transformers.settings import ROOT, UserError
 from triton_transformers.tensors import Tensor
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from loadtest.bench.tables import in_turns, ratios, spread
-from loadtest.load.client import JSON
 from loadtest.server.own_stack import command, environment, folder, server
 from triton_transformers.cli import out, print_table
 from triton_transformers.corpus import MIXED
+from triton_transformers.load import JSON
 
 CLIENTS, ROUNDS, RATE = 16, 3, 16_000
 SECONDS = (4, 6, 8, 9, 10, 11, 13, 15)  # of the sounds; the mean is 9.5

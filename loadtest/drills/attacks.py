@@ -11,7 +11,7 @@ from functools import partial
 from loadtest.drills.clients import post_json
 from loadtest.drills.drill_stack import BrokenError, DrillStack
 from loadtest.drills.harness import add
-from loadtest.load.client import Connection, outcome, post
+from triton_transformers.load import Connection, outcome, post
 
 # Clients of each attack, and how long they hold their connections.
 IDLE, SLOW, LEAVING, WRONG = 500, 200, 100, 100

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 
 from gateway.triton.inference import Inference
-from loadtest.load.client import (
+from triton_transformers.load import (
     JSON,
     RIGHT,
     TEXTS,

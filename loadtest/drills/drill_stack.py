@@ -18,11 +18,11 @@ from typing import TypeVar
 import psutil
 
 from loadtest.drills.clients import Clients
-from loadtest.load.client import KnownVectors
 from loadtest.server.machine import OtherPrograms, process_seconds
 from loadtest.server.own_stack import Make, environment, with_names
 from scripts.stack.local.supervisor import Supervisor
 from triton_transformers.http import answers as is_up
+from triton_transformers.load import KnownVectors
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import Triton, TritonError
 

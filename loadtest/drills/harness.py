@@ -15,7 +15,7 @@ import psutil
 from gateway.edge.outages import LIMIT_S
 from loadtest.drills.clients import GATEWAY, RATE, steady_load
 from loadtest.drills.drill_stack import BrokenError, DrillStack, NotRunError
-from loadtest.load.client import FAILED, LOST, RIGHT, WRONG, Outcome
+from triton_transformers.load import FAILED, LOST, RIGHT, WRONG, Outcome
 from triton_transformers.triton import TritonError
 
 RECOVERY_S = 10.0

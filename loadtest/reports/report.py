@@ -18,15 +18,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadtest.measure.agreement import REQUESTS
 from loadtest.load.arrivals import Sample
-from loadtest.server.machine import is_busy
-from loadtest.measure.statistics import NARROW, NOT_PROVEN, THROUGHPUT_RATIO, Results, heaviest, latencies, summary, throughput, timed_samples, write_csv
 from loadtest.load.telemetry import LAST_SCRAPE_S
+from loadtest.measure.agreement import REQUESTS
+from loadtest.measure.statistics import (
+    NARROW,
+    NOT_PROVEN,
+    THROUGHPUT_RATIO,
+    Results,
+    heaviest,
+    latencies,
+    summary,
+    throughput,
+    timed_samples,
+    write_csv,
+)
 from loadtest.measure.windows import Window
+from loadtest.server.machine import is_busy
+from monitoring.drawing.charts import PALETTES, Chart, Palette, images, write_charts
 from monitoring.drawing.draw import draw
 from monitoring.drawing.evaluate import BATCHING, Range, load
-from monitoring.drawing.charts import PALETTES, Chart, Palette, images, write_charts
 from triton_transformers.files import WRITING, complete_folder, write_atomically, write_json
 from triton_transformers.pages import page
 from triton_transformers.prometheus import Prometheus, PrometheusError

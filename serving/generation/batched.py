@@ -11,7 +11,8 @@ from serving.engines import pretrained
 from serving.engines.lean_transformers import transformers
 from serving.generation.adapters import AdapterFiles, adapted
 from serving.generation.decoding import Decoder
-from serving.generation.requests import Job, TextGeneration
+from serving.generation.job import Job
+from serving.generation.requests import TextGeneration
 from serving.generation.row import Row
 from serving.structure.worker import Structure, compile_structure
 from serving.text.chat_template import IMAGES

@@ -13,7 +13,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from serving.generation.requests import Job, TextGeneration
+from serving.generation.job import Job
+from serving.generation.requests import TextGeneration
 from serving.generation.row import Logprobs, Options, Row
 from serving.text.chat_template import IMAGES
 from serving.text.tokenizer import TextTokenizer

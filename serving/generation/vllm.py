@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from serving.generation.adapters import CONFIG, FOLDER, WEIGHTS, AdapterFiles, adapter_names
 from serving.generation.continuous import ContinuousGeneration, EngineFailed, EngineStats, NewTokens, TokenEngine
-from serving.generation.requests import Job
+from serving.generation.job import Job
 from serving.generation.row import Logprobs, Options, Row
 from serving.structure.checks import DEAD_END
 from serving.text.prompts import VLLM, PromptRequest

@@ -35,7 +35,7 @@ def test_image_has_an_ordinary_user_and_no_tools(built, image):
     assert run_in(image, "id -u") == "1000"
     assert run_in(image, "command -v gcc cc make pip pip3 || true") == ""
     assert run_in(image, "ls /root/.cache /run/secrets 2>/dev/null || true") == ""
-    ours = "gateway|healthcheck.py|images|loadtest|model_repository|monitoring|triton_transformers"
+    ours = "export|gateway|healthcheck.py|loadtest|model_repository|monitoring|serving|triton_transformers"
     assert run_in(image, f"ls -A /app 2>/dev/null | grep -vE '^({ours})$' || true") == ""
 
 
@@ -54,7 +54,7 @@ def test_gateway_image_is_small_and_has_no_more_than_it_imports(built):
     image = built.image(GATEWAY)
     assert int(docker("image", "inspect", "--format", "{{.Size}}", image)) < 200e6
     # Everything that it imports is still there, and what the clients of tests/kubernetes import.
-    modules = "gateway.__main__, loadtest.load.client, uvloop, httptools, ssl"
+    modules = "gateway.__main__, triton_transformers.load, uvloop, httptools, ssl"
     assert run_in(image, f"python3 -c 'import {modules}'") == ""
     assert run_in(image, "command -v apt-get dpkg perl || true") == ""
 

@@ -86,7 +86,7 @@ def build(stack, repository, tag: str, **settings: str) -> None:
 def test_slim_image_on_nvidias_has_what_its_backends_link_to(new_stack, repository, tags, whole, name, settings):
     image, stack = tags[name], new_stack()
     build(stack, repository, image, SYSTEMS="texts numbers", TRITON_IMAGE=whole, **settings)
-    assert set(run_in(image, f"ls {BACKENDS}").split()) == {"onnxruntime", "python", "shared", "tokenizer"}
+    assert set(run_in(image, f"ls {BACKENDS}").split()) == {"onnxruntime", "python", "tokenizer"}
     assert run_in(image, f"ls {BACKENDS}/onnxruntime") == "libtriton_onnxruntime.so"
     assert run_in(image, "ls /opt/tritonserver/repoagents/checksum") == "libtritonrepoagent_checksum.so"
     assert run_in(image, "/opt/tritonserver/lib/links-to-libjq --version").startswith("jq-")
@@ -135,7 +135,7 @@ def test_slim_image_serves_as_oracle_cloud_runs_it(new_stack, embedding, tags, t
     """Oracle mounts the zip read-only, publishes one port, and leaves Docker's default of 64 MB of shared memory."""
     stack = new_stack()
     build(stack, embedding, tags["cpu"], SYSTEMS="embedding")
-    assert set(run_in(tags["cpu"], f"ls {BACKENDS}").split()) == {"packed_onnx", "python", "shared", "tokenizer"}
+    assert set(run_in(tags["cpu"], f"ls {BACKENDS}").split()) == {"packed_onnx", "python", "tokenizer"}
     done = stack.make("package", SYSTEMS="embedding", MODEL_REPOSITORY=embedding, PACKAGE=tmp_path / "e.zip")
     assert done.returncode == 0, done.stderr
     with ZipFile(tmp_path / "e.zip") as packed:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gateway.triton.inference import Inference
-from loadtest.load.client import (
+from triton_transformers.load import (
     FAILED,
     JSON,
     LOST,

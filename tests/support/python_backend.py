@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -90,39 +89,31 @@ def instance_args(folder: Path | str, config: dict | None = None, name: str = "m
     } | changes
 
 
-@contextmanager
-def python_backend() -> Iterator[ModuleType]:
-    """Install the stand-in, whose `metrics` holds all values. Unload it and its importers afterwards."""
-    module = ModuleType("triton_python_backend_utils")
-    values: dict[str, float] = {}
+class MetricFamily:
+    COUNTER = GAUGE = 0
 
-    class MetricFamily:
-        COUNTER = GAUGE = 0
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self.name = name
 
-        def __init__(self, name: str, description: str, kind: int) -> None:
-            self.name = name
+    def Metric(self, labels: dict[str, str]) -> Metric:
+        return Metric(self.name, STAND_IN.metrics)
 
-        def Metric(self, labels: dict[str, str]) -> Metric:
-            return Metric(self.name, values)
 
-    module.__dict__.update(
-        TritonError=TritonError,
-        Tensor=Tensor,
-        InferenceRequest=InferenceRequest,
-        InferenceResponse=InferenceResponse,
-        InferenceResponseSender=ResponseSender,
-        Logger=Logger,
-        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
-        MetricFamily=MetricFamily,
-        metrics=values,
-        get_input_tensor_by_name=served.input_tensor,
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, module.__name__, module)
-        before = set(sys.modules)
-        yield module
-        for name in set(sys.modules) - before:
-            folder, _, own = name.rpartition(".")
-            if name.startswith("serving."):
-                del sys.modules[name]
-                vars(sys.modules.get(folder, module)).pop(own, None)  # which `from folder import own` would return
+STAND_IN = ModuleType("triton_python_backend_utils")
+STAND_IN.__dict__.update(
+    vars(served.STAND_IN),
+    InferenceRequest=InferenceRequest,
+    InferenceResponse=InferenceResponse,
+    InferenceResponseSender=ResponseSender,
+    Logger=Logger,
+    MetricFamily=MetricFamily,
+    metrics={},
+)
+sys.modules[STAND_IN.__name__] = STAND_IN  # also for served.python_backend()
+
+
+def serve(patch: pytest.MonkeyPatch, request: Callable, is_model_ready: Callable, load_model: Callable) -> None:
+    """Let backends send requests to other models of the server, and load them."""
+    names = {"InferenceRequest": request, "is_model_ready": is_model_ready, "load_model": load_model}
+    for name, value in (names | {"PreferredMemory": lambda *_: None, "TRITONSERVER_MEMORY_CPU": 0}).items():
+        patch.setattr(STAND_IN, name, value, raising=False)

@@ -2,7 +2,7 @@
 # The kit for a bare machine with a GPU and without a network: docs/cuda.md. `run.sh pack` runs here, the other steps
 # there, in a copy of this checkout. Each step can be repeated: it goes on where the last one ended.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 
 # `pack` writes parts here, which travel one by one.
 parts=${GPU_KIT_PARTS:-.local/gpu-kit}
@@ -76,6 +76,7 @@ install() {
   # The machine's own packages come after the carried ones.
   "$bare" -c 'import site, sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
     >"$packages/machine.pth"
+  pwd -P >"$packages/triton-transformers.pth" # as in images/pip.sh
   "$bare" -m pip --disable-pip-version-check --python "$python" install --quiet --no-index --no-deps "$kit"/wheels/*.whl
   machine
 }

@@ -23,9 +23,9 @@ from loadtest.bench.generation_rates import NEW_TOKENS, ROUNDS, SYSTEM, Answer, 
 from loadtest.bench.peers.known_peers import Peer, Site, run_module
 from loadtest.bench.peers.running import Running
 from loadtest.bench.tables import in_turns, ratios, spread
-from loadtest.load.client import JSON
 from loadtest.server.own_stack import command, environment, folder, server
 from triton_transformers.cli import err, out, print_table
+from triton_transformers.load import JSON
 from triton_transformers.settings import UserError
 
 SERVER_CPU, CLIENT_CPU = 0, 1

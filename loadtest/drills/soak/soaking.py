@@ -32,8 +32,8 @@ from loadtest.drills.soak.series import (
     Kind,
     Series,
 )
-from loadtest.load.client import RIGHT, Outcome
 from triton_transformers.cli import err, one_interrupt, out, print_table
+from triton_transformers.load import RIGHT, Outcome
 from triton_transformers.settings import Settings
 from triton_transformers.triton import metrics_page
 

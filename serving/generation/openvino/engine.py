@@ -43,9 +43,9 @@ from serving.triton.parameters import choice_parameter, instance_count, int_para
 from serving.triton.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
 
 if TYPE_CHECKING:
+    from serving.generation.job import Job
     from serving.generation.openvino.image_rows import Rows
     from serving.generation.openvino.vision_part import VisionPart
-    from serving.generation.requests import Job
     from serving.vision.chat import Inputs
 
 # The engine computes probabilities in float32. It refuses a temperature or top_p that is 0 there, or a min_p of 1.

@@ -16,8 +16,8 @@ from loadtest.drills.clients import GATEWAY, HTTP
 from loadtest.drills.crashes import SERVER
 from loadtest.drills.drill_stack import BrokenError, NotRunError
 from loadtest.drills.harness import DRILLS, Bound, Drill, Result, counted, recovery_s
-from loadtest.load.client import FAILED, LOST, RIGHT, WRONG, Outcome
 from loadtest.server.machine import OtherPrograms
+from triton_transformers.load import FAILED, LOST, RIGHT, WRONG, Outcome
 from triton_transformers.settings import UserError
 
 BOUND = Bound(gateway=1, direct=2)

@@ -12,15 +12,15 @@ from markupsafe import Markup, escape
 from rich.console import Console
 
 from loadtest.compare import compare
-from loadtest.reports import report
-from loadtest.measure import statistics
 from loadtest.compare.compare import Comparison
+from loadtest.measure import statistics
+from loadtest.reports import report
 from loadtest.server.machine import host
-from tests.support.measured_windows import comparison, generating_rounds, open_loop_rounds, rounds
 from monitoring.drawing import charts as figures
-from triton_transformers import settings as settings_module
-from monitoring.drawing.evaluate import BATCHING, load
 from monitoring.drawing.charts import DARK, LIGHT, PLACEHOLDERS, coloured, render, svg_data_urls
+from monitoring.drawing.evaluate import BATCHING, load
+from tests.support.measured_windows import comparison, generating_rounds, open_loop_rounds, rounds
+from triton_transformers import settings as settings_module
 from triton_transformers.settings import MODES, TABLE, Settings, UserError
 
 ROUNDS = [(100, 150), (100, 160), (100, 140)]

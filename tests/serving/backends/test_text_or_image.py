@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from export.check import served
-from tests.support.python_backend import instance_args
+from tests.support.python_backend import instance_args, serve
 
 INPUTS = {"input_text": "TYPE_STRING", "image": "TYPE_FP32", "image_bytes": "TYPE_STRING"}
 TEXTS = np.array([[b"one"], [b"two"]], np.object_)
@@ -56,18 +55,10 @@ class Server:
 
 
 @pytest.fixture
-def server():
-    with served.python_backend():
-        server = Server()
-        module = sys.modules["triton_python_backend_utils"]
-        module.__dict__.update(
-            InferenceRequest=server.request,
-            PreferredMemory=lambda *_: None,
-            TRITONSERVER_MEMORY_CPU=0,
-            is_model_ready=server.is_model_ready,
-            load_model=server.load_model,
-        )
-        yield server
+def server(pb_utils, monkeypatch):
+    server = Server()
+    serve(monkeypatch, server.request, server.is_model_ready, server.load_model)
+    return server
 
 
 def front(config: dict = CONFIG):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.support.python_backend import InferenceRequest, instance_args, parameters, python_backend
+from tests.support.python_backend import InferenceRequest, Tensor, instance_args, parameters, serve
 
 CONFIG = parameters(engine_model="m_stream")
 THE_ENGINE = "model 'm_stream', which generates for this one"
@@ -62,26 +61,18 @@ class Engine:
 
 
 def response(tensors: dict, error: str = ""):
-    module = sys.modules["triton_python_backend_utils"]
     return SimpleNamespace(
         has_error=lambda: bool(error),
         error=lambda: SimpleNamespace(message=lambda: error),
-        output_tensors=lambda: [module.Tensor(name, array) for name, array in tensors.items()],
+        output_tensors=lambda: [Tensor(name, array) for name, array in tensors.items()],
     )
 
 
 @pytest.fixture
-def engine():
-    with python_backend() as module:
-        engine = Engine()
-        module.__dict__.update(
-            InferenceRequest=engine.request,
-            PreferredMemory=lambda *_: None,
-            TRITONSERVER_MEMORY_CPU=0,
-            is_model_ready=lambda model: engine.ready.get(model, False),
-            load_model=engine.load_model,
-        )
-        yield engine
+def engine(pb_utils, monkeypatch):
+    engine = Engine()
+    serve(monkeypatch, engine.request, lambda model: engine.ready.get(model, False), engine.load_model)
+    return engine
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from triton_transformers.settings import ROOT
 
 SCRIPT = """
 import atexit
-from tests.support.python_backend import instance_args, python_backend
+from tests.support.python_backend import instance_args
 
 class Sender:
     def __del__(self):
@@ -20,18 +20,17 @@ def end_of_a_library():
     many = [[] for _ in range(10**6)]  # enough for the garbage collector to start by itself
     print("the end of a library")
 
-with python_backend():
-    from serving.triton.backend import Backend
+from serving.triton.backend import Backend
 
-    class Model(Backend):
-        def set_up(self, config, args):
-            atexit.register(end_of_a_library)
+class Model(Backend):
+    def set_up(self, config, args):
+        atexit.register(end_of_a_library)
 
-        def execute(self, requests): ...
+    def execute(self, requests): ...
 
-    model = Model()
-    model.initialize(instance_args(""))
-    model.finalize()
+model = Model()
+model.initialize(instance_args(""))
+model.finalize()
 print("served")
 sender = Sender()
 sender.itself = sender

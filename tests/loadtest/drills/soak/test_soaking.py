@@ -48,8 +48,8 @@ from loadtest.drills.soak.series import (
     verdict,
 )
 from loadtest.drills.soak.soaking import Soak, Watch, name_of, usage_of
-from loadtest.load.client import FAILED, LOST, RIGHT, TEXTS, WRONG, KnownVectors, Outcome, RefusedError, outcome
 from tests.support.awaitables import answered
+from triton_transformers.load import FAILED, LOST, RIGHT, TEXTS, WRONG, KnownVectors, Outcome, RefusedError, outcome
 from triton_transformers.settings import Settings, UserError
 
 SEEDS = range(100)

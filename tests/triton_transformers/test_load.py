@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gateway.triton.inference import rpc_error
-from loadtest.load import client
-from loadtest.load.client import FAILED, LOST, RIGHT, WRONG, Connection, KnownVectors, Load, WrongError, outcome
 from tests.support.awaitables import answered, never
+from triton_transformers import load
+from triton_transformers.load import FAILED, LOST, RIGHT, WRONG, Connection, KnownVectors, Load, WrongError, outcome
 
 KNOWN = KnownVectors(np.array([[0.6, 0.8], [0.8, -0.6]]))
 
@@ -25,7 +25,7 @@ KNOWN = KnownVectors(np.array([[0.6, 0.8], [0.8, -0.6]]))
         (answered(None), RIGHT),
         (answered(WrongError("another vector")), WRONG),
         (answered(KeyError("data")), WRONG),
-        (answered(client.RefusedError("503 restarting")), FAILED),
+        (answered(load.RefusedError("503 restarting")), FAILED),
         (answered(ConnectionResetError("reset")), FAILED),
         (answered(rpc_error(grpc.StatusCode.UNAVAILABLE, "gone")), FAILED),
         (never(), LOST),
@@ -137,7 +137,7 @@ def exchanged(replies: list[list[bytes]]) -> tuple[list[str], list[bytes], int]:
             connection = Connection("{}:{}".format(*server.sockets[0].getsockname()))
             ends = []
             for _ in replies:
-                end = await outcome("", connection.ask(client.post(connection.address, "/a", b"question")))
+                end = await outcome("", connection.ask(load.post(connection.address, "/a", b"question")))
                 ends.append(end.error or end.kind)
             connection.close()
             await asyncio.sleep(0.01)
