@@ -1,4 +1,4 @@
-"""The comparison of dynamic batching with the modes without it on a running server, and the other questions of a load.
+"""Measure a running server under load: compare, tune, overload, break it, and take the figures of the docs.
 
 load/      workloads, requests, users and their processes    measure/   windows, and the numbers and verdicts of them
 server/    the machine, and the modes on the server          reports/   the table, the figures and the files

@@ -1,9 +1,10 @@
-"""What runs inside Triton's processes, and beside the server: docs/architecture.md has its rooms."""
+"""Serve models inside Triton's processes. Importing this finds TRANSFORMERS, and keeps OpenVINO from reporting."""
 
 import os
 import sys
 
-# The local runtime names the folder of TRANSFORMERS there: docs/triton-faults.md#locale-and-pythonpath.
+# The local runtime names the folder of TRANSFORMERS there, and the image with vLLM that of our packages:
+# docs/triton-faults.md#locale-and-pythonpath.
 folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 sys.path[:0] = [folder for folder in folders if folder and folder not in sys.path]
 

@@ -1,1 +1,1 @@
-"""Compare what Triton would serve with the original, in this process."""
+"""Compare the models that Triton would serve with the original, in this process."""

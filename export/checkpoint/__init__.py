@@ -1,1 +1,1 @@
-"""What a checkpoint is, and whether we may serve it."""
+"""Find out what a checkpoint is, and refuse what would be served wrongly."""

@@ -1,1 +1,1 @@
-"""The APIs, each a thin translation onto one path."""
+"""Translate the requests of each API; each file lists its routes."""

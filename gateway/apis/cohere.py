@@ -1,4 +1,4 @@
-"""Cohere's embeddings (v1 and v2) and reranking (v2); its v1 reranking is Jina's (vllm_api.py)."""
+"""Cohere's embeddings (v1 and v2) and reranking (v2); its v1 reranking is Jina's (vllm.py)."""
 
 from __future__ import annotations
 

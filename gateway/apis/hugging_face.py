@@ -1,7 +1,7 @@
 """Hugging Face's Inference API, at the address of each system: POST /models/{model}.
 
 A request has JSON with `inputs` and `parameters`, or is one file. The system decides how both are read, and what the
-answer looks like. Encoders of texts answer as text-embeddings-inference does, whose requests are alike (tei_api.py).
+answer looks like. Encoders of texts answer as text-embeddings-inference does, whose requests are alike (tei.py).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The door itself: HTTP, keys, limits, bodies, streams and outages. It knows no API."""
+"""Serve HTTP for every API: keys, limits, bodies, streams and outages."""

@@ -1,1 +1,1 @@
-"""The page with a box for each system."""
+"""Show a page with a box for each system."""

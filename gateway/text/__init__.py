@@ -1,1 +1,1 @@
-"""What several APIs do with texts and images on their way to the models."""
+"""Prepare texts, tools, images and vectors for all APIs."""

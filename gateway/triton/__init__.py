@@ -1,1 +1,1 @@
-"""Triton behind the gateway: the connection, what is served, and rows of requests."""
+"""Send rows of requests to Triton, and know what it serves."""

@@ -1,4 +1,4 @@
-"""Run one benchmark: python -m bench embedding | engines | generation | ..."""
+"""Run one benchmark: python -m loadtest.bench embedding | engines | generation | ..."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench")
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench")
     parser.add_argument("benchmark", choices=BENCHMARKS)
     benchmark = BENCHMARKS[parser.parse_args().benchmark]
     with one_interrupt():

@@ -1,1 +1,1 @@
-"""make loadtest: compare dynamic batching with the modes without it."""
+"""Compare dynamic batching with the modes without it: make loadtest."""

@@ -1,6 +1,6 @@
 """Run drills against a stack of their own, or with SOAK many clients, print the table and write it.
 
-python -m drills [--list] [NAME ...]
+python -m loadtest.drills [--list] [NAME ...]
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def report(result: Result) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m drills", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtest.drills", description=__doc__)
     parser.add_argument("--list", action="store_true", help="list the drills")
     parser.add_argument("names", nargs="*", metavar="NAME")
     arguments = parser.parse_args()

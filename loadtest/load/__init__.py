@@ -1,1 +1,1 @@
-"""The load: workloads, requests, users and the processes that run them."""
+"""Make the load: workloads, requests, users and their processes."""

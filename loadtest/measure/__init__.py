@@ -1,1 +1,1 @@
-"""Windows of a measurement, and the numbers that follow from them."""
+"""Measure windows, and compute the numbers and the verdict."""

@@ -1,1 +1,1 @@
-"""make loadtest OVERLOAD: more requests than the server can answer."""
+"""Send more requests than the server can answer: make loadtest OVERLOAD."""

@@ -1,1 +1,1 @@
-"""The table, the figures and the files of a comparison."""
+"""Write the table, the figures and the files of a comparison."""

@@ -1,1 +1,1 @@
-"""The server under load: the machine, the modes, and what differs for systems that generate."""
+"""Switch the modes of the server under load, and describe the machine."""

@@ -44,5 +44,3 @@ groups=("--group=$group")
 echo "installing ${group/#all/all groups} of pyproject.toml into $venv (${size}once)"
 "$make/locked.sh" "$venv" "${groups[@]}" ||
   fail "uv could not install the packages: see its message above. Run the same command again to continue"
-# As in images/pip.sh.
-for packages in "$venv"/lib/python3.*/site-packages; do pwd -P >"$packages/triton-transformers.pth"; done

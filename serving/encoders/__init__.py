@@ -1,1 +1,1 @@
-"""From texts to vectors, scores and labels."""
+"""Turn texts into vectors, scores and labels, in packed runs."""

@@ -1,1 +1,1 @@
-"""What runs a network: ONNX Runtime, OpenVINO or PyTorch, and the choice among them."""
+"""Run networks on ONNX Runtime, OpenVINO or PyTorch, and choose among them."""

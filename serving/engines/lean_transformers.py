@@ -1,7 +1,7 @@
 """Import transformers without scikit-learn, which it imports for a way to generate text that no backend offers.
 
 That takes 1.2 s of CPU time and 40 MB in each process. The server's images lack scikit-learn. Without Docker, the
-exporters' sentence-transformers brings it.
+sentence-transformers of the exporter brings it.
 """
 
 import contextlib

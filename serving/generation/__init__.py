@@ -1,1 +1,1 @@
-"""Models that generate texts: their requests, and the engines that batch them."""
+"""Generate texts: requests, and the engines that batch them."""

@@ -1,1 +1,1 @@
-"""Any pipeline of transformers, with its inputs and outputs as JSON and files."""
+"""Run any pipeline of transformers, with inputs and outputs as JSON and files."""

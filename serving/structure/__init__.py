@@ -1,1 +1,1 @@
-"""Structured output: what a request may ask for, compiled to grammars."""
+"""Check structured output, and compile it to grammars."""

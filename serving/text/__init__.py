@@ -1,1 +1,1 @@
-"""From texts to tokens, and back."""
+"""Turn texts into tokens and back: prompts, chat templates, long texts."""

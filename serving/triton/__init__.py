@@ -1,1 +1,1 @@
-"""Triton's side of a backend: its classes, requests and responses, parameters, metrics, traces and processes."""
+"""Talk to Triton: base classes of backends, requests and responses, parameters, metrics, traces."""

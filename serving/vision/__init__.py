@@ -1,1 +1,1 @@
-"""Images: their files, their processors, and models that take them."""
+"""Decode images, and run models that take them."""

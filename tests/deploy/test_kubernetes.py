@@ -124,9 +124,9 @@ def has_probes(objects: list[Object]) -> Iterator[str]:
         if liveness.get("failureThreshold", 3) * liveness.get("periodSeconds", 10) < 60:
             yield f"{name} is restarted if it is busy for less than a minute"
     (triton,) = find(objects, "Deployment", "triton")["spec"]["template"]["spec"]["containers"]
-    if "healthcheck.py" not in str(triton.get("readinessProbe")):
+    if "healthcheck" not in str(triton.get("readinessProbe")):
         yield "triton stays ready without a Python process"
-    if "healthcheck.py" in str(triton.get("livenessProbe")):
+    if "healthcheck" in str(triton.get("livenessProbe")):
         yield "triton is restarted while the watchdog reloads a model"
 
 
@@ -216,7 +216,7 @@ def drains(objects: list[Object]) -> Iterator[str]:
         wait = hook.get("sleep", {}).get("seconds", 0)
         if name == "triton":
             *command, argument = hook.get("exec", {}).get("command", ["0"])
-            wait = int(argument) if command == ["python3", "/opt/triton-transformers/drain.py"] else 0
+            wait = int(argument) if command == ["python3", "-m", "serving.watchdog.drain"] else 0
         # Name servers keep an answer for five seconds, and the gateway asks every two (gateway/triton/inference.py).
         if wait < 8:
             yield f"{name} refuses requests before clients have learnt that it leaves"

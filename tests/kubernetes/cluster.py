@@ -114,10 +114,7 @@ class Cluster:
 
     def python(self, pod: str, code: str) -> str:
         """Run Python beside Triton, with what its image has."""
-        folder = "/opt/triton-transformers"
-        return self.kubectl(
-            "exec", pod, "--container", "triton", "--", "env", f"PYTHONPATH={folder}", "python3", "-c", code
-        )
+        return self.kubectl("exec", pod, "--container", "triton", "--", "python3", "-c", code)
 
     def executed(self, pod: str) -> int:
         """Return how many requests the pod's system has answered."""

@@ -127,7 +127,7 @@ def test_wrong_key_is_an_authentication_error(openai, client):
 
 
 def test_refusal_names_the_param(openai, client):
-    """test_gateway_completions.py has the others."""
+    """tests/gateway/apis/test_completions.py has the others."""
     for options, param in (
         ({"n": 10**6}, "n"),
         ({"functions": [{"name": "f"}]}, "functions"),

@@ -201,7 +201,7 @@ def test_every_model_loads_its_options_on_its_own_cores(served):
 
 
 def test_wrong_option_is_refused(served):
-    """test_neuron_language.py of the unit tests and test_prompts.py have the others."""
+    """tests/serving/neuron/test_language.py and tests/serving/text/test_prompts.py have the others."""
     for model, prompt, options, reason in (
         ("nxd", SECRET, {"max_new_tokens": 250}, r"context of 256 that leaves room for \d+ new ones"),
         (

@@ -167,7 +167,7 @@ def test_mixed_sizes_share_a_batch_and_errors_stay_apart(served, checkpoints, mo
 # --- wrong images -----------------------------------------------------------------------------------------------------
 
 GOOD = pixels(20, 20)
-# test_images.py has the others. Triton checks some of these, and the backend the rest.
+# tests/serving/vision/test_processor.py has the others. Triton checks some of these, and the backend the rest.
 REFUSED = {
     "half a file": ({"image_bytes": [encoded(GOOD, "JPEG")[:-100]]}, "input 'image_bytes': row 0 is not a whole"),
     "too large": ({"image_bytes": [header_only(60_000)]}, "60000 x 60000 pixels, too many for max_pixels=50000000"),

@@ -1,1 +1,1 @@
-"""What systems do, as every process may know it."""
+"""Define the tasks of systems, their examples and the form of their answers."""

@@ -1,1 +1,1 @@
-"""Language models."""
+"""Export language models for OpenVINO, vLLM and transformers."""

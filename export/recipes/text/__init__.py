@@ -1,1 +1,1 @@
-"""Encoders of texts."""
+"""Export encoders of texts, with the step that turns their outputs into answers."""

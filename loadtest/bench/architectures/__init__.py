@@ -1,1 +1,1 @@
-"""make bench BENCH=architectures: small models of many architectures, served and compared with the library."""
+"""Serve small models of many architectures, and compare them with the library."""

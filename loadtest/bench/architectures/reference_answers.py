@@ -149,7 +149,7 @@ def columns(rows: list[dict[str, Any]], names: dict[str, str]) -> Outputs:
 
 
 def spans(model: SmallModel, weights: str) -> Answer:
-    """Answer by the rule of the pipeline that transformers had before release 5: `exporters.references` keeps it."""
+    """Answer by the rule of the pipeline that transformers had before release 5; find_answer() keeps it."""
     from transformers import AutoTokenizer
 
     from export.recipes.text.references import find_answer

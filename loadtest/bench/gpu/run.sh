@@ -76,7 +76,6 @@ install() {
   # The machine's own packages come after the carried ones.
   "$bare" -c 'import site, sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
     >"$packages/machine.pth"
-  pwd -P >"$packages/triton-transformers.pth" # as in images/pip.sh
   "$bare" -m pip --disable-pip-version-check --python "$python" install --quiet --no-index --no-deps "$kit"/wheels/*.whl
   machine
 }

@@ -181,8 +181,7 @@ def name_of(command: list[str]) -> str:
     if program == "triton_python_backend_stub":
         return Path(command[1]).parts[-3]  # <repository>/<model>/<version>/model.py
     if program.startswith("python"):
-        script = command[2] if command[1] == "-m" else command[1]
-        return "supervisord" if script == "supervisor.supervisord" else Path(script).name
+        return command[2].rpartition(".")[2] if command[1] == "-m" else Path(command[1]).name
     return Path(command[1]).name if program == "bash" else program
 
 

@@ -40,6 +40,8 @@ def triton(state: Path) -> Path:
     python = home / "backends/python"
     shutil.copytree(wheel / "backends/python", python)
     shutil.copy(stub, python)
+    # As in images/pip.sh.
+    (packages / "triton-transformers.pth").write_text(f"{ROOT}\n")
     for backend in BACKENDS.glob("*/model.py"):
         (home / "backends" / backend.parent.name).symlink_to(backend.parent)
     for part in ("bin", "caches"):

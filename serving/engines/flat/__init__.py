@@ -1,1 +1,1 @@
-"""PyTorch encoders that run texts of unequal length as one row of tokens."""
+"""Run texts of unequal length on PyTorch as one row of tokens."""

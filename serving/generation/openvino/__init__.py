@@ -1,1 +1,1 @@
-"""Generation on OpenVINO GenAI."""
+"""Generate texts on OpenVINO GenAI."""

@@ -150,7 +150,7 @@ class GenAIGeneration(ContinuousGeneration):
             self.engine.images[key] = row.images
 
     def find_adapter(self, name: str) -> int:
-        """Return the number that marks a text of the adapter, as exporters/adapter_files.py made the graph."""
+        """Return the number that marks a text of the adapter, as export/recipes/language/adapters.py made the graph."""
         check_adapter(name, self.adapters)
         place: int = self.adapters.index(name)
         return self.tokenizer.vocabulary * (1 + place)

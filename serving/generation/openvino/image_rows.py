@@ -7,7 +7,6 @@ images have other numbers, so that the prefix cache, which knows texts by their 
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -109,15 +108,13 @@ class ImageRows(Op):
         return ImageRows(new_inputs)
 
     def evaluate(self, outputs: Any, inputs: Any) -> bool:
-        # OpenVINO keeps the first class that it got in a process; an exporter and tests load this module again.
-        table: Table = sys.modules[__name__].TABLE
         numbers, (width,) = inputs[0].data, inputs[1].shape
         for output, shape in zip(
             outputs, (numbers.shape, (*numbers.shape, width), (AXES, *numbers.shape)), strict=True
         ):
             output.shape = shape
         tokens, embeddings, places = (output.data for output in outputs)
-        table.look_up(numbers.ravel(), tokens.reshape(-1), embeddings.reshape(-1, width), places.reshape(AXES, -1))
+        TABLE.look_up(numbers.ravel(), tokens.reshape(-1), embeddings.reshape(-1, width), places.reshape(AXES, -1))
         return True
 
     def has_evaluate(self) -> bool:

@@ -186,8 +186,8 @@ def test_process_that_ends_is_a_problem_and_is_named_in_the_progress() -> None:
         child.kill()
         child.wait()
         run.sample([])
-    assert re.search(r"; no right answer, memory \d+ MiB; ended: http.server$", run.progress(60, clients))
-    assert run.watch.problems == [f"http.server (process {child.pid}) ended during the soak"]
+    assert re.search(r"; no right answer, memory \d+ MiB; ended: server$", run.progress(60, clients))
+    assert run.watch.problems == [f"server (process {child.pid}) ended during the soak"]
 
 
 def test_processes_that_end_while_they_are_listed_are_skipped() -> None:
@@ -223,7 +223,7 @@ def test_shared_memory_counts_after_its_process_has_ended(tmp_path) -> None:
         ("/a/triton_python_backend_stub /models/tokenizer/1/model.py region 64", "tokenizer"),
         ("python3 -m gateway", "gateway"),
         ("/venv/bin/python -m supervisor.supervisord -c /a/supervisord.conf", "supervisord"),
-        ("python3 -m serving.watchdog 7", "serving.watchdog"),
+        ("python3 -m serving.watchdog 7", "watchdog"),
         ("bash images/triton/serve.sh", "serve.sh"),
         ("/usr/bin/prometheus --config.file=/a", "prometheus"),
     ],
