@@ -119,8 +119,9 @@ def test_error_of_the_model_keeps_its_status(server, code, message):
     model = front()
     server.error = SimpleNamespace(message=lambda: message)
     (response,) = answers(model, {"image_bytes": FILES})
-    assert response.error.code == code
-    assert str(response.error).endswith(message)
+    status, text = response.error
+    assert status == code
+    assert text.endswith(message)
 
 
 def test_server_that_starts_loads_the_models_with_the_first_request(server):
