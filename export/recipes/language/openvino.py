@@ -143,11 +143,11 @@ def load(job: Job) -> PreTrainedModel:
 
 
 def convert(model: PreTrainedModel) -> openvino.Model:
-    from export.recipes.language import graph as language_graph
+    from export.recipes.language import graph
 
     try:
         with silent():
-            return language_graph.convert(model)
+            return graph.convert(model)
     except Exception as error:  # PyTorch and OpenVINO raise anything for a model that they cannot trace
         raise FormatUnavailable(f"OpenVINO cannot export a {model.config.model_type}: {one_line(error)}") from error
 

@@ -11,7 +11,6 @@ import pytest
 
 from gateway.edge import outages
 from gateway.edge.config import Config
-from gateway.triton import served as served_systems
 from tests.support.gateway import RunningGateway, gateway_before, running_gateway
 from tests.support.triton_stand_in import Failure, Model, TritonStandIn, classifier, embedding, reranker
 from triton_transformers.ports import free_ports
@@ -57,13 +56,13 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the gateway ask Triton for each request."""
-    monkeypatch.setattr(served_systems, "CACHED_S", 0)
+    monkeypatch.setattr("gateway.triton.served.CACHED_S", 0)
 
 
 @pytest.fixture
 def cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the gateway ask Triton once, however long the test takes."""
-    monkeypatch.setattr(served_systems, "CACHED_S", 3600)
+    monkeypatch.setattr("gateway.triton.served.CACHED_S", 3600)
 
 
 def models(gateway: RunningGateway) -> list[str]:
