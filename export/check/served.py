@@ -141,13 +141,9 @@ def python_backend(measures_costs: bool = False) -> Iterator[None]:
     occur. At the end, restore the environment that was there before: `image_processor` sets USE_TORCH=0.
     """
     sys.modules.setdefault(STAND_IN.__name__, STAND_IN)
-    environment = dict(os.environ)
-    with contextlib.nullcontext() if measures_costs else patch.object(Plan, "measured_cost", one_run):
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(environment)
+    costs = contextlib.nullcontext() if measures_costs else patch.object(Plan, "measured_cost", one_run)
+    with patch.dict(os.environ), costs:
+        yield
 
 
 def backend_config(path: Path) -> dict[str, Any]:

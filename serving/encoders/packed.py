@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,10 +86,9 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         self.masks_padding = flag_parameter(config, "masks_padding", True)
         self.encoder = self.load_encoder(config, args)
         self.answers.use_head(self.encoder.head)
-        workers = ThreadPoolExecutor(self.encoder.parallel_runs)
-        self.plan = Plan(config, args, self.encoder, self.pads, workers, pb_utils.Logger.log_info)
+        self.plan = Plan(config, args, self.encoder, self.pads, pb_utils.Logger.log_info)
         # `metrics` is set after this method, and a RoutedEncoder replaces it.
-        self.runs = Runs(self.encoder, self.plan, workers, self.pad_values, lambda **counts: self.metrics.add(**counts))
+        self.runs = Runs(self.plan, self.pad_values, lambda **counts: self.metrics.add(**counts))
         # The cheapest runs, because a compiled model may take fewer rows at once.
         turn_rows = self.plan.tokens_of_run // self.encoder.short if self.encoder.is_flat else TURN_ROWS
         turn_seconds = float(self.plan.seconds_of_rows(np.full(turn_rows, self.encoder.short)).sum())

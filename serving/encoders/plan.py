@@ -66,12 +66,12 @@ class Plan:
         args: InstanceArgs,
         encoder: Encoder,
         pads: bool,
-        workers: ThreadPoolExecutor,
         log: Callable[[str], None],
     ) -> None:
-        """Measure on the workers what a run costs, unless the encoder knows it. `pads`: runs may pad their rows."""
+        """Measure what a run costs, unless the encoder knows it. `pads`: runs may pad their rows."""
         self.inputs = [tensor["name"] for tensor in config["input"]]
-        self.encoder, self.pads, self.workers, self.log = encoder, pads, workers, log
+        self.encoder, self.pads, self.log = encoder, pads, log
+        self.workers = ThreadPoolExecutor(encoder.parallel_runs)
         self.maximum_rounded = self.longest_accepted() if encoder.length_step > 1 and pads else 0
         self.tokens_of_run = MAXIMUM_TOKENS  # of a flat one, until it is measured
         self.cost: Cost = encoder.cost or self.measured_cost(config, args)

@@ -6,13 +6,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from serving.encoders.plan import Encoder, Plan, PlannedRun, Run
+from serving.encoders.plan import Plan, PlannedRun, Run
 from serving.triton import tracing
 from serving.triton.types import Array, Tensors
 
@@ -42,22 +41,21 @@ class TimedRun(NamedTuple):
 
 @dataclass
 class Runs:
-    """Runs rows of any requests on an encoder's workers."""
+    """Runs rows of any requests as an encoder's plan says, on its workers."""
 
-    encoder: Encoder
     plan: Plan
-    workers: ThreadPoolExecutor
     pad_values: dict[str, int]  # input -> the value of its padding; that of the others is 0
     count: Callable[..., None]  # adds to the counters of the model
 
     def run_rows(self, rows: list[tuple[TokenRequest, int]]) -> list[dict[str, Array]]:
         """Pack these rows into runs, and return the outputs of each."""
+        encoder = self.plan.encoder
         lengths = np.array([texts.lengths[row] for texts, row in rows])
         outputs = sorted({name for texts, _ in rows for name in texts.outputs})
         results: list[dict[str, Array]] = [{} for _ in rows]
         timed: list[TimedRun] = []
 
-        def run(planned: PlannedRun, call: Run = self.encoder.run) -> None:
+        def run(planned: PlannedRun, call: Run = encoder.run) -> None:
             start = time.time_ns()
             feed = self.feed([rows[i] for i in planned.rows], *planned.shape)
             fed = time.time_ns()
@@ -71,14 +69,14 @@ class Runs:
         runs = self.plan.runs(lengths)
         if len(runs) == 1:
             # Run in this thread: the way to another one and back would take longer than some runs.
-            run(runs[0], self.encoder.run_alone or self.encoder.run)
+            run(runs[0], encoder.run_alone or encoder.run)
         else:
-            list(self.workers.map(run, runs))
+            list(self.plan.workers.map(run, runs))
         if tracing.sender:
             for steps in traced_steps(timed, [texts.traced for texts, _ in rows], lengths):
                 tracing.sender.add(*steps)
         tokens = int(lengths.sum())
-        is_unpadded = self.encoder.is_flat or self.encoder.skips_padding
+        is_unpadded = encoder.is_flat or encoder.skips_padding
         padded = tokens if is_unpadded else sum(math.prod(planned.shape) for planned in runs)
         self.count(tokens=tokens, padding_tokens=padded - tokens, runs=len(runs))
         return results
@@ -87,7 +85,7 @@ class Runs:
         """Return the inputs of one run: these rows, padded to `count` rows of `length` tokens."""
         feed: Tensors = {
             name: np.full((count, length), self.pad_values.get(name, 0), dtype)
-            for name, dtype in self.encoder.inputs.items()
+            for name, dtype in self.plan.encoder.inputs.items()
         }
         for i, (texts, row) in enumerate(rows):
             end = texts.lengths[row]

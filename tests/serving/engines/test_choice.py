@@ -473,7 +473,7 @@ def test_packed_runs_of_openvino_have_few_lengths(packed, pb_utils, tmp_path):
             shapes.append(feed["input_ids"].shape)
             return run(outputs, feed)
 
-        backend.runs.encoder = replace(backend.encoder, run=record, run_alone=record)
+        backend.plan.encoder = replace(backend.encoder, run=record, run_alone=record)
         backend.plan.cost = RunCost(per_run=1e-3, per_token=1e-5)
         backend.long_requests.seconds = np.inf  # no text leaves its batch
         requests = [
@@ -497,7 +497,7 @@ def test_lone_run_stays_on_its_thread(packed, tmp_path):
     backend = packed("onnxruntime")
     threads = []
     run = backend.encoder.run_alone
-    backend.runs.encoder = replace(
+    backend.plan.encoder = replace(
         backend.encoder, run_alone=lambda *arguments: (threads.append(threading.current_thread()), run(*arguments))[1]
     )
     row = np.ones((1, 4), np.int64)

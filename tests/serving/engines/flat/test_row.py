@@ -158,7 +158,7 @@ def test_flat_runs_have_at_most_the_measured_tokens(load):
         runs.append(int(feed["attention_mask"].sum()))
         return model.forward(names, feed)
 
-    model.runs.encoder, model.plan.tokens_of_run = replace(model.encoder, run=run), 40
+    model.plan.encoder, model.plan.tokens_of_run = replace(model.encoder, run=run), 40
     rows = [(model.prepare(request), 0) for request in requests(model)]
     assert len(model.runs.run_rows(rows)) == len(LENGTHS)
     assert runs == [POSITIONS, 31, 30 + 7, 7 + 2 + 1]
