@@ -23,7 +23,7 @@ from export.removal import remove_all
 from export.selection import all_in_place
 from loadtest.server.machine import STACK_CONTAINERS
 from scripts.stack.base import PORTS, WOULD_RESTART, Process, Stack
-from scripts.stack.docker import build_progress, containers, preflight, slim
+from scripts.stack.docker import containers, preflight, slim
 from scripts.stack.docker.compose import Compose
 from scripts.stack.docker.containers import DEFINITION, Container
 from triton_transformers.cli import OUT_OF_MEMORY, err, out, without_codes
@@ -132,8 +132,7 @@ class DockerStack(Stack):
         # Everything that may fail comes before the running Triton is touched.
         pulled = ("PROMETHEUS_IMAGE", "GRAFANA_IMAGE", *(["JAEGER_IMAGE"] if folder else []))
         containers.pull(self.compose.environment[name] for name in pulled)
-        for program in ("triton", "gateway", *(["traces"] if folder else [])):
-            self.build_quietly(self.service(program))
+        self.build_services(*map(self.service, ("triton", "gateway", *(["traces"] if folder else []))))
         if self.started_at("gateway") and (changed_gateway := self.changed_gateway()):
             out.print(f"settings changed ({', '.join(changed_gateway)}): restarting the gateway")
         self.replace_triton()
@@ -217,7 +216,7 @@ class DockerStack(Stack):
     # --- building ---------------------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Build the images of the profile, show Docker's own progress, and print the images' names."""
+        """Build the images of the profile, and print their names."""
         preflight.check_build(self.settings, self.compose.nvidia_image)
         if self.settings.tag:
             slim.build(self.settings, self.compose.environment | {"DOCKER_BUILDKIT": "1"})
@@ -225,9 +224,7 @@ class DockerStack(Stack):
         services = [self.service("triton"), "gateway", "loadtest"]
         if self.compose.image_tag != "neuron-inf1":  # `make models` does not compile for Inf1
             services.append(self.exporter)
-        command = self.compose.command("build", *services, profile="*")
-        if subprocess.run(command, env=self.compose.environment, cwd=ROOT).returncode:
-            raise UserError("the build failed; Docker's message is above")
+        self.build_services(*services)
         composed = self.composed()
         out.print(*(f"built {composed[name]['image']}" for name in services), sep="\n")
 
@@ -235,9 +232,11 @@ class DockerStack(Stack):
         """Return the services as compose reads them with the settings."""
         return json.loads(self.compose.run("config", "--format", "json", profile="*"))["services"]
 
-    def build_quietly(self, service: str) -> None:
-        command = self.compose.command("--progress", "plain", "build", service, profile="*")
-        build_progress.build(service, command, self.compose.environment)
+    def build_services(self, *services: str) -> None:
+        """Build the services' images, and show Docker's own progress."""
+        command = self.compose.command("build", *services, profile="*")
+        if subprocess.run(command, env=self.compose.environment, cwd=ROOT).returncode:
+            raise UserError("the build failed; Docker's message is above")
 
     # --- one-shot services ------------------------------------------------------------------------------------------
 
@@ -258,7 +257,7 @@ class DockerStack(Stack):
             if self.settings.source and not self.settings.source.is_dir():
                 raise UserError(f"SOURCE={self.settings['SOURCE']}: there is no such folder")
             self.settings.model_repository.resolve().mkdir(parents=True, exist_ok=True)
-            self.build_quietly(self.exporter)
+            self.build_services(self.exporter)
             if code := self.run_service(self.exporter, "another `make models` is at work here"):
                 if code == KILLED:
                     err.print(f"[red]error:[/] the exporter was killed. {OUT_OF_MEMORY}: raise EXPORTER_MEMORY in .env")
@@ -269,7 +268,7 @@ class DockerStack(Stack):
         conflict = ANOTHER_COMPARISON if measures else f"another `make {program}` is running"
         with self.no_comparison(conflict) if measures else nullcontext():
             self.settings.reports.mkdir(parents=True, exist_ok=True)
-            self.build_quietly("loadtest")
+            self.build_services("loadtest")
             if measures and (workers := self.settings.workers):
                 # They connect to the comparison once it runs, and end with it.
                 scale = ["--force-recreate", "--scale", f"loadtest-worker={workers}", "loadtest-worker"]

@@ -12,7 +12,7 @@ import yaml
 from dotenv import dotenv_values
 
 from scripts.stack.base import Process
-from scripts.stack.docker import build_progress, containers, preflight
+from scripts.stack.docker import containers, preflight
 from scripts.stack.docker.stack import DockerStack
 from triton_transformers.settings import DEFAULTS, ROOT, TABLE, VERSIONS, Settings, UserError, restarting
 
@@ -247,21 +247,9 @@ def test_piped_logs_have_no_terminal_codes(stack, monkeypatch, capfd):
     assert capfd.readouterr().out == "| encoder | UNAVAILABLE |\nend\n"
 
 
-# --- the progress of a build ------------------------------------------------------------------------------------------
-
-BUILDKIT = """#0 building with "default" instance using docker driver
-#1 [triton-cpu internal] load build definition from Dockerfile.debian
-#1 DONE 0.0s
-#9 [triton-cpu server 1/2] RUN pip.sh /opt/venv --no-deps --group server markupsafe
-#9 3.512 Collecting nvidia-pytriton==0.7.0
-"""
-
-
-def test_build_shows_its_step_and_ends_with_its_messages_if_it_fails(monkeypatch, capsys):
-    monkeypatch.setattr(build_progress, "LINE_S", 0)
-    build_progress.build("triton-cpu", [sys.executable, "-c", f"print({BUILDKIT!r})"], {})
-    printed = capsys.readouterr().out.replace("\n", "")
-    assert re.search(r"building triton-cpu, step server 1/2: RUN pip.sh .* \.\.\. Collecting nvidia-", printed)
-    script = "print('#9 [server 1/2] RUN pip.sh'); print('ERROR: no matching distribution'); raise SystemExit(17)"
-    with pytest.raises(UserError, match=r"^the image of gateway could not be built:\n(.|\n)*no matching distribution$"):
-        build_progress.build("gateway", [sys.executable, "-c", script], {})
+def test_build_that_fails_ends_the_command(stack, monkeypatch):
+    command = [sys.executable, "-c", "import sys; sys.exit('gateway' in sys.argv)"]
+    monkeypatch.setattr(stack.compose, "command", lambda *arguments, profile: [*command, *arguments])
+    stack.build_services("triton-cpu", "exporter")
+    with pytest.raises(UserError, match="the build failed; Docker's message is above"):
+        stack.build_services("triton-cpu", "gateway")
