@@ -91,12 +91,12 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
+        self._loop.call_soon_threadsafe(self.ended.set)
         self._thread.join()
 
     @property
     def is_ending(self) -> bool:
-        return self._end.is_set()
+        return self.ended.is_set()
 
     async def send(self, route: str, answer: Awaitable[object]) -> Outcome:
         """Wait for the answer to a request, and record the outcome."""
@@ -108,7 +108,7 @@ class Load:
         """Wait, but not beyond the end of the load."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._end.wait()
+                await self.ended.wait()
 
     async def open_loop(self, rate: float, request: Sender) -> None:
         """Begin `rate` requests per second, numbered from 0."""
@@ -127,7 +127,7 @@ class Load:
                 group.create_task(user(number))
 
     async def _main(self) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self.ended = asyncio.get_running_loop(), asyncio.Event()
         self._started.set()
         try:
             await self._run(self)
@@ -137,7 +137,7 @@ class Load:
                 error = error.exceptions[0]
             place = traceback.extract_tb(error.__traceback__)[-1]
             self.problems.append(f"the clients stopped: {error!r} at {place.filename}:{place.lineno}")
-            await self._end.wait()  # the end of the `with` block needs the loop
+            await self.ended.wait()  # the end of the `with` block needs the loop
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------

@@ -34,27 +34,27 @@ class Prometheus:
 
     def at(self, expr: str, time: float) -> list[Series]:
         """Return the series' values at one time."""
-        answer = self._call("query", query=expr, time=time)
+        answer = self.call("query", query=expr, time=time)
         if answer["resultType"] == "scalar":
             return [_series({}, [answer["result"]])]
         return [_series(series["metric"], [series["value"]]) for series in answer["result"]]
 
     def over(self, expr: str, start: float, end: float, step: float) -> list[Series]:
         """Return the series' values at each step from start to end."""
-        answer = self._call("query_range", query=expr, start=start, end=end, step=step)
+        answer = self.call("query_range", query=expr, start=start, end=end, step=step)
         return [_series(series["metric"], series["values"]) for series in answer["result"]]
 
     def label_values(self, label: str, selector: str, start: float, end: float) -> list[str]:
         """Return the label's values among the series of the selector between start and end."""
-        values: list[str] = self._call(f"label/{label}/values", **{"match[]": selector}, start=start, end=end)
+        values: list[str] = self.call(f"label/{label}/values", **{"match[]": selector}, start=start, end=end)
         return values
 
     def firing_alerts(self) -> list[tuple[str, str]]:
         """Return the name and the summary of each alert that fires."""
-        firing = [alert for alert in self._call("alerts")["alerts"] if alert["state"] == "firing"]
+        firing = [alert for alert in self.call("alerts")["alerts"] if alert["state"] == "firing"]
         return [(alert["labels"]["alertname"], alert["annotations"].get("summary", "")) for alert in firing]
 
-    def _call(self, path: str, **parameters: object) -> Any:
+    def call(self, path: str, **parameters: object) -> Any:
         # All of these endpoints take GET, and the one for label values takes nothing else.
         request = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:

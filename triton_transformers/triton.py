@@ -138,16 +138,16 @@ class Triton:
         return answers(f"{self.url}/v2/health/live")
 
     def metadata(self) -> dict[str, Any]:
-        return cast(dict[str, Any], self._call("/v2"))
+        return cast(dict[str, Any], self.call("/v2"))
 
     def index(self) -> dict[str, tuple[str, str]]:
         """Return model -> (state, reason) of its newest version, for each model that was loaded and not unloaded."""
-        entries = self._call("/v2/repository/index", {})
+        entries = self.call("/v2/repository/index", {})
         index = {e["name"]: (e["state"], e.get("reason", "")) for e in entries if "state" in e}
         return {model: state for model, state in index.items() if state != ("UNAVAILABLE", "unloaded")}
 
     def config(self, model: str) -> Config:
-        return cast(Config, self._call(f"/v2/models/{model}/config"))
+        return cast(Config, self.call(f"/v2/models/{model}/config"))
 
     def load(self, model: str, config: Config | None = None, timeout: float = LOAD_S) -> None:
         """Load or reload the model, with `config` in place of its config.pbtxt if given.
@@ -170,7 +170,7 @@ class Triton:
 
     def unload(self, model: str, timeout: float = UNLOAD_S) -> None:
         """Unload the model and wait until it is gone. Its ensembles are gone too, until it is loaded again."""
-        self._call(f"/v2/repository/models/{model}/unload", {})
+        self.call(f"/v2/repository/models/{model}/unload", {})
         deadline = time.monotonic() + timeout
         while self.index().get(model, ("", ""))[0] == "UNLOADING":
             if time.monotonic() > deadline:
@@ -182,7 +182,7 @@ class Triton:
         if accepts_connections(self.grpc_address):
             self._load_over_grpc(model, parameters, timeout)
         else:
-            self._call(f"/v2/repository/models/{model}/load", {"parameters": parameters}, timeout)
+            self.call(f"/v2/repository/models/{model}/load", {"parameters": parameters}, timeout)
 
     def _load_over_grpc(self, model: str, parameters: dict[str, str], timeout: float) -> None:
         import grpc  # takes a tenth of a second
@@ -226,14 +226,14 @@ class Triton:
         return configs
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        return {entry["name"]: entry for entry in self._call("/v2/models/stats")["model_stats"]}
+        return {entry["name"]: entry for entry in self.call("/v2/models/stats")["model_stats"]}
 
     def infer(self, model: str, request: dict[str, Any], timeout: float = 30) -> dict[str, Any]:
-        return cast(dict[str, Any], self._call(f"/v2/models/{model}/infer", request, timeout))
+        return cast(dict[str, Any], self.call(f"/v2/models/{model}/infer", request, timeout))
 
     def stream(self, model: str, fields: dict[str, Any], timeout: float = 30) -> list[dict[str, Any]]:
         """Return all the answers of a model that streams them. Raise TritonError if one of them is an error."""
-        events = self._call(f"/v2/models/{model}/generate_stream", fields, timeout, read=bytes.decode)
+        events = self.call(f"/v2/models/{model}/generate_stream", fields, timeout, read=bytes.decode)
         lines = (line.removeprefix("data: ") for line in events.splitlines() if line.startswith("data: "))
         answers = [json.loads(line) for line in lines]
         for answer in answers:
@@ -241,7 +241,7 @@ class Triton:
                 raise TritonError(reason(answer["error"]), 500)
         return answers
 
-    def _call(self, path: str, body: Any = None, timeout: float = 30, read: Callable[[bytes], Any] = json.loads) -> Any:
+    def call(self, path: str, body: Any = None, timeout: float = 30, read: Callable[[bytes], Any] = json.loads) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers={ADMIN_HEADER: self.admin_key})
         try:

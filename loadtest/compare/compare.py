@@ -128,7 +128,7 @@ class Comparison:
         # Check every setting before anything starts.
         _ = self.plan, self.workers, self.minimum_ratio, self.job
         with self.alone_on_the_server():
-            models = self._models()
+            models = self.switched_models()
             check_free(self.settings, ["LOADTEST_METRICS_PORT"])
             address, port = str(self.settings.bind_address), self.settings.loadtest_metrics_port
             try:
@@ -269,7 +269,7 @@ class Comparison:
         for form in self.settings.formats[1:]:
             self.quality[form] = agreement(answers[self.settings.formats[0]], answers[form])
 
-    def _models(self) -> list[Switched]:
+    def switched_models(self) -> list[Switched]:
         """Return the configurations of the modes; leave `instances` out if the server cannot run it."""
         configs = composing(self.triton, self.plan.system)
         capacity = Capacity.from_server(self.settings)

@@ -194,7 +194,7 @@ class Experiment:
                 if mode in self.left_out:
                     continue
                 try:
-                    window = self._window(number, mode)
+                    window = self.window(number, mode)
                 except LoadRefused as reason:
                     if mode != "instances" or mode in measured or len(self.modes) < 3:
                         raise
@@ -205,7 +205,7 @@ class Experiment:
         finally:
             self.users.stop()
 
-    def _window(self, number: int, mode: str) -> Window:
+    def window(self, number: int, mode: str) -> Window:
         label = f"round {number} of {self.plan.rounds}, {mode}"
         self.users.pause()
         self.progress(f"{label}: switching", 0)
@@ -217,16 +217,16 @@ class Experiment:
         else:
             self.users.resume()
             self._spawn(label)
-        self._warm_up(label)
+        self.warm_up(label)
         generated_before = self.reader.read_when_sent() if self.reader else None
-        counted_from = self._now()
+        counted_from = self.now()
         before = self._counters()
         self.others.open()  # before the window, because a busy machine takes long to list its processes
         self.users.open_window()
-        began_at, start = time.time(), self._now()
+        began_at, start = time.time(), self.now()
         with self.metrics.window(mode, number) as update:
-            self._measure(label, start, update)
-            seconds = self._now() - start
+            self.wait_for_window(label, start, update)
+            seconds = self.now() - start
             client_cpu, other_cores = self.users.cores, self.others.cores()
             if self.plan.rate:
                 self.progress(f"{label}: waiting for the last responses", 1)
@@ -240,7 +240,7 @@ class Experiment:
             open_loop = OpenLoop.from_samples(recorded, seconds)
             samples = arrived_within(recorded, seconds)
         after = self._counters()
-        counted_s = self._now() - counted_from
+        counted_s = self.now() - counted_from
         generated = None
         if self.reader and generated_before:
             generated = self.reader.read_when_sent().since(generated_before)
@@ -280,23 +280,23 @@ class Experiment:
             gevent.sleep(0.1)
         self.metrics.users(self.users.running)
 
-    def _warm_up(self, label: str) -> None:
+    def warm_up(self, label: str) -> None:
         self.progress(f"{label}: warming up", 0)
         self.users.open_window()
-        start = self._now()
-        while (elapsed := self._now() - start) < MAXIMUM_WINDOW_S:
+        start = self.now()
+        while (elapsed := self.now() - start) < MAXIMUM_WINDOW_S:
             if elapsed >= self.plan.warmup_s and len(self.users.samples) >= self.plan.warmup_requests:
                 break
             self.users.check()
             gevent.sleep(0.05)
         self.users.close_window()
 
-    def _measure(self, label: str, start: float, update: Callable[[list[Sample], float], None]) -> None:
+    def wait_for_window(self, label: str, start: float, update: Callable[[list[Sample], float], None]) -> None:
         """Wait until the window is long enough."""
         while True:
             gevent.sleep(0.05)
             self.users.check()
-            elapsed = self._now() - start
+            elapsed = self.now() - start
             update(self.users.samples, elapsed)
             self.metrics.cores(self.users.cores)
             if self.plan.length_s is None:
@@ -320,5 +320,5 @@ class Experiment:
             )
         return {name: Counters.from_statistics(statistics[model]) for name, model in names.items()}
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return time.perf_counter() - self.began

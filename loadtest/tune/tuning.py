@@ -192,7 +192,7 @@ class Tuning:
         best = search.best if search.best is not search.original else None
         confirmed = search.confirmed if search.confirmed and search.confirmed.ratio else None
         fields = self._changed_fields(best.candidate) if best else {}
-        files, diff, obstacles = self._files(fields)
+        files, diff, obstacles = self.files(fields)
         workload = self.subject.workload
         return self.subject.identity() | {
             "engines": {model: engine for model, engine in sorted(self.engines.items()) if model in self.configs},
@@ -238,7 +238,7 @@ class Tuning:
             if search.disagreement
             else None,
             "other_cores": mean_known(self.server.other_cores),
-            "notes": self._notes() + obstacles,
+            "notes": self.notes() + obstacles,
             "configs": fields,
             "diff": diff,
             "files": files,
@@ -260,7 +260,7 @@ class Tuning:
         fields = {name: changed_fields(self.configs[name], config) for name, config in configured.items()}
         return {name: changed for name, changed in fields.items() if changed}
 
-    def _files(self, fields: dict[str, dict[str, Any]]) -> tuple[dict[str, str], str, list[str]]:
+    def files(self, fields: dict[str, dict[str, Any]]) -> tuple[dict[str, str], str, list[str]]:
         """Return the winner's files and what differs in them, or nothing and why they cannot be written."""
         try:
             repository = self.settings.model_repository
@@ -268,7 +268,7 @@ class Tuning:
         except (UserError, OSError) as error:
             return {}, "", [str(error)]
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Return what to know about the configuration that the verdict names as the best."""
         notes = [self.held] * bool(self.held)
         if count := len(self.search.disturbed):

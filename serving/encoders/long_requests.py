@@ -28,7 +28,7 @@ class Turns:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_taken = False
-        self._waiting: deque[threading.Event] = deque()
+        self.waiting: deque[threading.Event] = deque()
 
     def __enter__(self) -> None:
         with self._lock:
@@ -36,15 +36,15 @@ class Turns:
                 self._is_taken = True
                 return
             turn = threading.Event()
-            self._waiting.append(turn)
+            self.waiting.append(turn)
         turn.wait()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with self._lock:
-            if self._waiting:
-                self._waiting.popleft().set()
+            if self.waiting:
+                self.waiting.popleft().set()
             else:
                 self._is_taken = False
 

@@ -218,7 +218,7 @@ def _measure(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, str]:
         else:
             candidates[name] = Candidate.compared(expected, actual)
     running = {name: engine for name, engine in engines.items() if candidates[name].agrees}
-    for name, seconds in _fastest_runs(subject, running, feeds).items():
+    for name, seconds in fastest_runs(subject, running, feeds).items():
         candidates[name] = replace(candidates[name], seconds=seconds)
     figures = "; ".join(f"{name} {candidate}" for name, candidate in candidates.items())
     best = min((name for name in running if name in choices), key=lambda name: candidates[name].seconds, default="")
@@ -247,7 +247,7 @@ def _accepted_samples(subject: Subject, limits: dict[str, int]) -> tuple[list[Te
     raise EngineError(f"not measured, because the model refuses the sample inputs: {refusal}")
 
 
-def _fastest_runs(subject: Subject, engines: dict[str, Engine], feeds: list[Tensors]) -> dict[str, float]:
+def fastest_runs(subject: Subject, engines: dict[str, Engine], feeds: list[Tensors]) -> dict[str, float]:
     """Return the seconds in which each engine runs all feeds, in the round that nothing else disturbed."""
     feeds = feeds * subject.parallel_runs
     best = dict.fromkeys(engines, math.inf)

@@ -57,7 +57,7 @@ def test_status_names_other_settings_and_firing_alerts(tmp_path, capsys, monkeyp
         {"labels": {"alertname": name}, "annotations": {"summary": "[no] space"}, "state": state}
         for name, state in (("TargetDown", "pending"), ("Full", "firing"))
     ]
-    monkeypatch.setattr(Prometheus, "_call", lambda prometheus, path: {"alerts": alerts} if path == "alerts" else None)
+    monkeypatch.setattr(Prometheus, "call", lambda prometheus, path: {"alerts": alerts} if path == "alerts" else None)
     monkeypatch.setattr(LocalStack, "running", lambda stack: True)
     monkeypatch.setattr(LocalStack, "print_models", lambda stack: True)
     stack = LocalStack(Settings.load().replace(LOCAL_STATE=str(tmp_path), RUNTIME="local"))

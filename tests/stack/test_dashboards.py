@@ -288,7 +288,7 @@ def increases(prometheus: Prometheus, counter: str, window: dict) -> tuple[float
     A scrape may get its values up to a second after its time.
     """
     begin, end = window["began_at"], end_of(window)
-    answer = prometheus._call("query", query=f"{counter}[{math.ceil(end - begin) + 60}s]", time=end + 30)
+    answer = prometheus.call("query", query=f"{counter}[{math.ceil(end - begin) + 60}s]", time=end + 30)
     (series,) = answer["result"]
     samples = [(float(time), float(count)) for time, count in series["values"]]
     inside = [count for time, count in samples if begin <= time <= end - 1]

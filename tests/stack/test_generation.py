@@ -162,7 +162,7 @@ def test_published_request_works_as_written(served, plain, name, output):
 
 
 def generate(stack: TestStack, model: str, **fields) -> dict:
-    return stack.triton._call(f"/v2/models/{model}/generate", fields)
+    return stack.triton.call(f"/v2/models/{model}/generate", fields)
 
 
 @pytest.mark.parametrize("model", ["falcon7b", "falcon7b_stream"])

@@ -122,7 +122,7 @@ def loop(stack: TestStack, text: str, tokens: int) -> str:
 
 def unload(stack: TestStack, model: str) -> None:
     """Unload the model and its steps."""
-    stack.triton._call(f"/v2/repository/models/{model}/unload", {"parameters": {"unload_dependents": True}})
+    stack.triton.call(f"/v2/repository/models/{model}/unload", {"parameters": {"unload_dependents": True}})
     stack.wait(lambda: model not in stack.triton.index(), f"{model} unloaded")
 
 

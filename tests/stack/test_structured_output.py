@@ -30,7 +30,7 @@ def served(stack, tmp_path_factory) -> TestStack:
 def generate(stack: TestStack, structure: object, **options: object) -> dict:
     fields = {"prompt": "I am going", "temperature": 1.0, "seed": 3, "exclude_input_in_output": True} | options
     fields |= {"sampling_parameters": json.dumps({"structured_outputs": structure}), "return_finish_reason": True}
-    return stack.triton._call("/v2/models/structured/generate", fields, timeout=300)
+    return stack.triton.call("/v2/models/structured/generate", fields, timeout=300)
 
 
 def test_documents_of_random_weights_are_valid_with_many_clients(served):

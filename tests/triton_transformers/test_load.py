@@ -55,7 +55,7 @@ def test_open_loop_sends_while_earlier_requests_wait_and_ends_with_all_outcomes(
     async def run(load: Load) -> None:
         async def request(number: int) -> None:
             sent.append(number)
-            await load.send("", asyncio.wait_for(load._end.wait(), 60))
+            await load.send("", asyncio.wait_for(load.ended.wait(), 60))
 
         await load.open_loop(1000, request)
 

@@ -36,7 +36,7 @@ def idle(gateway: RunningGateway, triton: TritonStandIn, model: str = "") -> Non
     if model:
         triton.models[model].gate.set()
     gateway.wait_until(lambda: gateway.app.counters.running == 0)
-    gateway.wait_until(lambda: not gateway.app._app.state.gateway.inference._background)
+    triton.wait_until(lambda: not triton.running)
 
 
 def leave(gateway: RunningGateway, triton: TritonStandIn, path: str, body: dict[str, Any], model: str) -> None:

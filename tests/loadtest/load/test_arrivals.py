@@ -131,22 +131,30 @@ def test_constant_arrivals_have_equal_gaps_and_random_ones_those_of_their_seed(c
     assert first != pytest.approx(other, abs=1e-8)
 
 
-def test_arrival_goes_to_the_user_that_was_free_last_and_is_kept_if_that_stops():
+def arrive(arrivals: Arrivals, clock: SimpleNamespace) -> float:
+    """Let one request arrive, and return when."""
+    arrivals.open()
+    clock.now += 1 / arrivals.rate
+    arrivals.close()
+    return clock.now
+
+
+def test_arrival_goes_to_the_user_that_was_free_last_and_is_kept_if_that_stops(clock):
     arrivals = Arrivals(1.0, CONSTANT, random.Random(1))
     first, second, third = (gevent.spawn(arrivals.wait) for _ in range(3))
     gevent.sleep(0)
-    arrivals._assign(6.0)
+    arrival = arrive(arrivals, clock)
     gevent.sleep(0)
-    assert (first.ready(), second.ready(), third.value) == (False, False, 6.0)
+    assert (first.ready(), second.ready(), third.value) == (False, False, arrival)
     second.kill(block=False)
-    arrivals._assign(7.0)  # to the second, which is about to stop
+    arrival = arrive(arrivals, clock)  # to the second, which is about to stop
     first.join(1)
-    assert (first.value, list(arrivals.queue), arrivals.free) == (7.0, [], [])
+    assert (first.value, list(arrivals.queue), arrivals.free) == (arrival, [], [])
     waiting = gevent.spawn(arrivals.wait)
     gevent.sleep(0)
     waiting.kill()
-    arrivals._assign(8.0)
-    assert list(arrivals.queue) == [8.0]
+    arrival = arrive(arrivals, clock)
+    assert list(arrivals.queue) == [arrival]
 
 
 @contextmanager
@@ -299,7 +307,7 @@ def measured_window(job: Job, plan: Plan, metrics: Metrics, others: OtherProgram
     switch = SimpleNamespace(counted=dict, to=lambda mode: None, in_force=lambda: True)
     with Users(job) as users, gevent.Timeout(60):
         experiment = Experiment(plan, MODES, {}, users, triton, switch, metrics, others, lambda *_: None)
-        return experiment._window(1, "none")
+        return experiment.window(1, "none")
 
 
 def test_window_has_every_request_that_arrived_in_it(server, monkeypatch):

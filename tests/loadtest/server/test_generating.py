@@ -138,7 +138,7 @@ def test_original_is_what_an_earlier_killed_comparison_restored(monkeypatch):
     measured.triton.composing = lambda system: {system: left}
     assert measured.plan.users == 8
     measured.triton.composing = lambda system: {system: restored}
-    (model,) = measured._models()
+    (model,) = measured.switched_models()
     assert model.original == STORY
 
 
@@ -244,10 +244,10 @@ def test_window_lasts_until_it_holds_enough_responses(monkeypatch, changes, firs
     fields = {"system": "story", "rounds": 2, "window_s": None, "warmup_s": 0.0, "users": 8, "spawn_rate": None}
     others, metrics = OtherPrograms.from_environment({}), SimpleNamespace(cores=lambda cores: None)
     experiment = Experiment(Plan(**fields | changes), MODES, {}, users, None, None, metrics, others, lambda *_: None)
-    experiment._warm_up("round 1")
+    experiment.warm_up("round 1")
     assert len(users.samples) == warm_up
     users.open_window()
-    experiment._measure("round 1", experiment._now(), lambda *_: None)
+    experiment.wait_for_window("round 1", experiment.now(), lambda *_: None)
     assert len(users.samples) == measured
 
 

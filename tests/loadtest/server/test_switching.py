@@ -325,17 +325,17 @@ def comparison(monkeypatch, cores: int, modes: str) -> Comparison:
 
 def test_one_core_leaves_instances_out(monkeypatch):
     one = comparison(monkeypatch, 1, "none instances dynamic")
-    (model,) = one._models()
+    (model,) = one.switched_models()
     assert list(model.modes) == one.modes == ["none", "dynamic"]
     assert "one core" in one.left_out["instances"]
     three = comparison(monkeypatch, 2, "none instances dynamic")
-    (model,) = three._models()
+    (model,) = three.switched_models()
     assert three.modes == list(MODES)
     assert model.modes["instances"]["instance_group"][0]["count"] == 2
     assert three.left_out == {}
     alone = "MODES=instances dynamic: instances cannot be measured, because the server has"
     with pytest.raises(UserError, match=alone):
-        comparison(monkeypatch, 1, "instances dynamic")._models()
+        comparison(monkeypatch, 1, "instances dynamic").switched_models()
 
 
 class StubExperiment(Experiment):
@@ -348,7 +348,7 @@ class StubExperiment(Experiment):
 
     def stop(self) -> None: ...
 
-    def _window(self, number: int, mode: str):
+    def window(self, number: int, mode: str):
         if mode == "instances" and number >= self.refused_from:
             raise LoadRefused("switching 'encoder' failed: no memory")
         return window(mode, number, 100)

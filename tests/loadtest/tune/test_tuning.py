@@ -133,7 +133,7 @@ def test_smaller_batches_are_noted_only_with_a_winner(settings, outcome, notes):
     search.knobs = all_knobs({"spam": CONFIG}, 2, {})
     batches = next(knob for knob in search.knobs if knob.name == "max_batch_size")
     search.search = SimpleNamespace(best=Arm(Candidate().with_value(batches, 16)), outcome=outcome, disturbed=[])
-    assert search._notes() == notes
+    assert search.notes() == notes
 
 
 def test_rate_that_the_server_does_not_keep_up_with_is_noted(settings, server):
@@ -143,7 +143,7 @@ def test_rate_that_the_server_does_not_keep_up_with_is_noted(settings, server):
     search.search = SimpleNamespace(outcome=NOT_CONFIRMED, disturbed=[])
     for kept_up, noted in (([True, True, False], False), ([True, False], True)):
         server.kept_up = {Candidate(): kept_up}
-        assert any("does not keep up with 200 requests/s" in note for note in search._notes()) == noted
+        assert any("does not keep up with 200 requests/s" in note for note in search.notes()) == noted
 
 
 def test_result_survives_a_configuration_that_cannot_be_read(settings, monkeypatch):
@@ -153,6 +153,6 @@ def test_result_survives_a_configuration_that_cannot_be_read(settings, monkeypat
     monkeypatch.setattr(tuning, "winner_files", refuse)
     search = Tuning(settings)
     search.subject.__dict__["configs"] = {"spam": CONFIG}
-    files, diff, obstacles = search._files({"spam": {"max_batch_size": 16}})
+    files, diff, obstacles = search.files({"spam": {"max_batch_size": 16}})
     assert (files, diff) == ({}, "")
     assert "Permission denied" in obstacles[0]

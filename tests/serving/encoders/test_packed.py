@@ -300,7 +300,7 @@ def test_short_request_waits_for_one_turn_of_long_ones(of_tokens, engine):
     engine.running.acquire()  # the first turn
     answers: list[Any] = []
     short = threading.Thread(target=lambda: answers.extend(of_tokens.execute([tokens(3)])))
-    while not of_tokens.long_requests.turns._waiting:  # one of the two waits for the next turn
+    while not of_tokens.long_requests.turns.waiting:  # one of the two waits for the next turn
         if not short.ident:
             short.start()
     engine.gate.set()
@@ -477,7 +477,7 @@ def test_turns_follow_the_order_of_arrival():
     with turns:
         for number, thread in enumerate(threads):
             thread.start()
-            while len(turns._waiting) <= number:
+            while len(turns.waiting) <= number:
                 pass
     for thread in threads:
         thread.join(30)

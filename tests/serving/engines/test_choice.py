@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -133,7 +134,7 @@ def loader(tmp_path, monkeypatch) -> Loader:
 def seconds(monkeypatch) -> dict[str, float]:
     """Return the seconds that each engine seems to take."""
     times = {"onnxruntime": 1.0, "openvino-f32": 1.0, "openvino-bf16": 1.0}
-    monkeypatch.setattr(choice, "_fastest_runs", lambda _, names, __: {name: times[name] for name in names})
+    monkeypatch.setattr(choice, "fastest_runs", lambda _, names, __: {name: times[name] for name in names})
     return times
 
 
@@ -141,13 +142,13 @@ def seconds(monkeypatch) -> dict[str, float]:
 def measured_models(monkeypatch, seconds) -> list[str]:
     """Return the names of the models that were measured so far."""
     measured: list[str] = []
-    measure = choice._measure
+    fastest_runs = choice.fastest_runs
 
-    def count(subject, choices):
+    def count(subject, engines, feeds):
         measured.append(subject.name)
-        return measure(subject, choices)
+        return fastest_runs(subject, engines, feeds)
 
-    monkeypatch.setattr(choice, "_measure", count)
+    monkeypatch.setattr(choice, "fastest_runs", count)
     return measured
 
 
@@ -187,8 +188,18 @@ def test_cpu_without_bf16_does_not_try_it(loader, seconds, monkeypatch):
         loader.load(POOLED, engine="openvino-bf16")
 
 
-def test_measured_engine_is_one_of_the_candidates(loader):
-    assert loader.engine(POOLED) in ("onnxruntime f32", "openvino f32", "openvino bf16")
+def test_fastest_of_the_measured_engines_is_chosen(loader):
+    engine = loader.engine(POOLED)
+    times = {name: float(ms) for name, ms in re.findall(r"(onnxruntime|openvino-\w+) ([\d.]+) ms", loader.messages[0])}
+    assert {"onnxruntime", "openvino-f32"} <= times.keys()
+    assert min(times.values()) >= 0
+    allowed = 0.1  # the message rounds to tenths
+    if engine == "onnxruntime f32":
+        assert min(times.values()) + allowed >= choice.WORTHWHILE * times["onnxruntime"]
+    else:
+        chosen = times[engine.replace(" ", "-")]
+        assert chosen <= min(times.values()) + allowed
+        assert chosen <= choice.WORTHWHILE * times["onnxruntime"] + allowed
 
 
 def test_decision_is_remembered(loader, seconds, measured_models, cache):
