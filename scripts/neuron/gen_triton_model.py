@@ -2,15 +2,13 @@
 """Write the Triton model folder of a model compiled for AWS Neuron: config.pbtxt and <version>/model.py.
 
 This file runs alone, anywhere with Python 3.8 or newer. It needs `tensorflow` only to read the tensors of a SavedModel
-that the command line does not list. It collects all wrong arguments, so that one run reports every one of them, and
-writes all new files to a work folder first, so that a failure changes nothing.
+that the command line does not list. It writes all new files to a work folder first, so that a failure changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import filecmp
 import itertools
 import json
@@ -24,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 INTEGERS = ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64")
@@ -35,7 +33,7 @@ CLASS = "transformers_neuronx.opt.model.OPTForSampling"
 EXAMPLES = {"triton_input": "INPUT__0,INT64,4x384", "triton_output": "OUTPUT__0,FP32,4x384"}
 
 
-# --- types of values: a text becomes a value, or ValueError names what is wrong ---------------------------------------
+# --- types of values: a text becomes a value, or ArgumentTypeError names what is wrong --------------------------------
 
 
 def whole_number(minimum: int, maximum: int = INT32) -> Callable[[str], int]:
@@ -43,7 +41,7 @@ def whole_number(minimum: int, maximum: int = INT32) -> Callable[[str], int]:
         number = int(text) if re.fullmatch("-?[0-9]{1,19}", text) else minimum - 1
         if not minimum <= number <= maximum:
             limit = f"at most {maximum}" if number > maximum else f"at least {minimum}"
-            raise ValueError(f"must be a whole number, {limit}")
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, {limit}")
         return number
 
     return convert
@@ -52,26 +50,17 @@ def whole_number(minimum: int, maximum: int = INT32) -> Callable[[str], int]:
 def matching(pattern: str, description: str) -> Callable[[str], str]:
     def convert(text: str) -> str:
         if not re.fullmatch(pattern, text, re.ASCII):
-            raise ValueError(f"must be {description}")
+            raise argparse.ArgumentTypeError(f"{text!r} must be {description}")
         return text
 
     return convert
 
 
-def one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
-    return matching("|".join(choices), f"one of {', '.join(choices)}")
-
-
 def core_range(text: str) -> range:
-    match = re.fullmatch("(-?[0-9]{1,19}):(-?[0-9]{1,19})", text)
-    if not match:
-        raise ValueError("must be the first and the last core, such as 0:3")
-    first, last = map(int, match.groups())
-    if min(first, last) < 0 or max(first, last) > INT32:
-        raise ValueError("cores are counted from 0, such as 0:3")
-    if last < first:
-        raise ValueError(f"ends before it starts; did you mean {last}:{first}?")
-    return range(first, last + 1)
+    match = re.fullmatch("([0-9]{1,9}):([0-9]{1,9})", text)
+    if not match or int(match[1]) > int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} must be the first and the last core, such as 0:3")
+    return range(int(match[1]), int(match[2]) + 1)
 
 
 @dataclass
@@ -85,23 +74,28 @@ class Tensor:
 
 
 def tensor(text: str) -> Tensor:
-    """Return the tensor, or raise ValueError with one argument per mistake."""
-    parts = text.split(",")
-    if len(parts) != 3 or not parts[0]:
-        raise ValueError("must be a name, a data type and a shape, such as INPUT__0,INT64,4x384")
-    name, data_type, shape = parts
+    match = re.fullmatch("([^,]+),([^,]*),([^,]*)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a name, a data type and a shape, such as INPUT__0,INT64,4x384"
+        )
+    name, data_type, shape = match.groups()
     data_type = "STRING" if data_type == "BYTES" else data_type
-    mistakes = []
     if data_type not in DATA_TYPES:
-        mistakes.append(f"unknown data type '{data_type}'; must be one of {', '.join(DATA_TYPES)}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: unknown data type {data_type!r}; must be one of {', '.join(DATA_TYPES)}"
+        )
     if not all(re.fullmatch("-1|0*[1-9][0-9]{0,17}", size) for size in shape.split("x")):
-        mistakes.append(f"invalid shape '{shape}'; must be sizes of at least 1, or -1 for any size, such as 4x384")
-    if mistakes:
-        raise ValueError(*mistakes)
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: invalid shape; must be sizes of at least 1, or -1 for any size, such as 4x384"
+        )
     return Tensor(name, data_type, [int(size) for size in shape.split("x")])
 
 
 # --- the options ------------------------------------------------------------------------------------------------------
+
+
+TEXT = matching(".+", "at least one character")
 
 
 @dataclass(frozen=True)
@@ -109,10 +103,11 @@ class Option:
     name: str
     metavar: str  # "" for a switch, which takes no value
     help: str
-    type: Callable[[str], object] = str
+    type: Callable[[str], object] = TEXT
     default: object = None
     required: bool = False
     many: bool = False  # takes several values, and may be repeated
+    choices: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -125,8 +120,8 @@ class Group:
 
 GROUPS = (
     Group("model", KINDS, "", (
-        Option("model_type", "KIND", "pytorch, tensorflow, or transformers (a large language model)", one_of(KINDS),
-               required=True),
+        Option("model_type", "KIND", "pytorch, tensorflow, or transformers (a large language model)",
+               required=True, choices=KINDS),
         Option("inf2", "", "for Inf2 and Trn1 (torch-neuronx); without it for Inf1 (torch-neuron)"),
         Option("compiled_model", "PATH", "the compiled model: a TorchScript file, or the folder of a SavedModel or of "
                "a language model, such as /compiled/bert.pt. Best kept in the model folder, which can then be moved. "
@@ -180,13 +175,13 @@ GROUPS = (
                whole_number(1)),
         Option("batch_size", "PROMPTS", "prompts per batch, such as 4", whole_number(1), 1),
         Option("n_positions", "TOKENS", "maximum tokens of a prompt and its answer together", whole_number(1), 2048),
-        Option("amp", "TYPE", f"the type of the weights: {', '.join(AMPS)}", one_of(AMPS), "bf16"),
+        Option("amp", "TYPE", f"the type of the weights: {', '.join(AMPS)}", default="bf16", choices=AMPS),
         Option("unroll", "LAYERS", "layers per graph, such as 12",
                matching("none|[1-9][0-9]*", "none, or a whole number, at least 1"), "none"),
     )),
 )  # fmt: skip
 
-OPTIONS = {option.name: option for group in GROUPS for option in group.options}
+DEFAULTS = {option.name: option.default if option.metavar else False for group in GROUPS for option in group.options}
 
 USAGE = """gen_triton_model.py --model_type KIND --compiled_model PATH --neuron_core_range FIRST:LAST
                            --triton_model_dir FOLDER [options]"""
@@ -210,134 +205,73 @@ EPILOG = """examples:
       --triton_model_dir llama"""
 
 
-def print_help() -> None:
-    parser = argparse.ArgumentParser(
-        usage=USAGE,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        add_help=False,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
-            prog, max_help_position=8, width=min(shutil.get_terminal_size().columns, 120)
-        ),
-    )
-    for group in GROUPS:
-        arguments = parser.add_argument_group(group.title)
-        for option in group.options:
-            text = f"{option.help}. Required" if option.required else option.help
-            text += "" if option.default is None else f" (default: {option.default})"
-            value: dict = {"metavar": option.metavar, "nargs": "+" if option.many else None}
-            arguments.add_argument(
-                f"--{option.name}", help=text, **value if option.metavar else {"action": "store_true"}
-            )
-    parser.print_help()
-
-
-# --- the command line -------------------------------------------------------------------------------------------------
-
-
 class InvalidArgument(Exception):
-    """An argument is wrong. `Arguments.errors` has the message already."""
+    """An argument is wrong; nothing is written."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, built from GROUPS. Its result has only the options that were given."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            usage=USAGE,
+            description=DESCRIPTION,
+            epilog=EPILOG,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+                prog, max_help_position=8, width=min(shutil.get_terminal_size().columns, 120)
+            ),
+        )
+        for group in GROUPS:
+            section = self.add_argument_group(group.title)
+            for option in group.options:
+                text = f"{option.help}. Required" if option.required else option.help
+                text += "" if option.default is None else f" (default: {option.default})"
+                form: dict[str, Any] = {"action": "store_true"}
+                if option.metavar:
+                    form = {"metavar": option.metavar, "type": option.type, "choices": option.choices}
+                if option.many:
+                    form.update(action="extend", nargs="+")
+                section.add_argument(
+                    f"--{option.name}", help=text, required=option.required and group.kinds == KINDS, **form
+                )
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgument(message)
 
 
 class Arguments:
-    """The options' values: `arguments["max_batch_size"]` raises InvalidArgument if that value is wrong or missing."""
+    """The values of all options, and what to warn of."""
 
     def __init__(self, command_line: list[str]) -> None:
-        self.errors: list[str] = []
+        for argument in command_line:  # config.pbtxt has the command in a comment
+            if not argument.isprintable():
+                raise InvalidArgument(f"{argument!a}: has characters that cannot be printed")
+        self.given = vars(Parser().parse_args(command_line))
+        self.values = {**DEFAULTS, **self.given}
         self.warnings: list[str] = []
-        self.values: dict[str, Any] = {}
-        self.texts = self.parse(command_line)
-        kind = self.text("model_type")
-        self.kind = kind if kind in KINDS else None
+        self.kind: str = self["model_type"]
         for group in GROUPS:
             for option in group.options:
-                if self.kind and self.kind not in group.kinds:
+                if self.kind not in group.kinds:
                     self.reject(option, group)
-                else:
-                    self.convert(option, required=option.required and bool(self.kind or group.kinds == KINDS))
+                elif option.required and option.name not in self.given:
+                    raise InvalidArgument(f"--{option.name} is missing: {option.help}")
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.values:
-            raise InvalidArgument
         return self.values[name]
 
-    def given(self, name: str) -> bool:
-        return name in self.texts
-
-    def text(self, name: str) -> str:
-        """Return the value as the user wrote it, or the default."""
-        return " ".join(self.texts[name]) if self.given(name) else str(self.values.get(name, ""))
+    def reject(self, option: Option, group: Group) -> None:
+        """Refuse an option of another kind of model if it would have changed something."""
+        if self[option.name] != DEFAULTS[option.name]:
+            if group.not_applicable:
+                raise InvalidArgument(f"--{option.name}: {group.not_applicable}")
+            self.warnings.append(f"--{option.name}: ignored, it goes with --model_type {group.kinds[0]}")
 
     def error(self, name: str, problem: str, value: object = None) -> InvalidArgument:
-        """Record an error; the caller raises the result if it cannot go on without the value."""
-        text = self.text(name) if value is None else str(value)
-        self.errors.append(f"--{name} {shlex.quote(text)}: {problem}" if text else f"--{name}: {problem}")
-        return InvalidArgument()
-
-    def attempt(self, function: Callable, *more: object) -> Any:
-        """Return the function's result, or None if an argument that it needs is wrong."""
-        try:
-            return function(self, *more)
-        except InvalidArgument:
-            return None
-
-    def parse(self, command_line: list[str]) -> dict[str, list[str]]:
-        """Return the texts of each option that was given. argparse would exit at its first error."""
-        texts: dict[str, list[str]] = {}
-        option, many = None, False
-        values: list[str] = []
-        for argument in command_line:
-            name, equals, value = argument.partition("=")
-            if not argument.isprintable():
-                self.errors.append(f"{argument!a}: has characters that cannot be printed")
-            if not re.match("--?[A-Za-z]", argument):
-                if not many and (values or not (option and option.metavar)):
-                    self.errors.append(f"{argument}: belongs to no option")
-                else:
-                    values.append(argument)
-                continue
-            option = OPTIONS.get(name[2:]) if name.startswith("--") else None
-            many, values = not option or option.many, []  # an unknown option takes the values that may be meant for it
-            if not option:
-                close = difflib.get_close_matches(name, ["--help", *(f"--{known}" for known in OPTIONS)], 1)
-                self.errors.append(f"{name}: unknown option" + (f"; did you mean {close[0]}?" if close else ""))
-            elif equals and not option.metavar:
-                self.errors.append(f"{argument}: takes no value; write {name}, or leave it out")
-            else:
-                values = texts.setdefault(option.name, [])
-                values[:] = [*(values if many else []), *([value] if equals else [])]
-        return texts
-
-    def convert(self, option: Option, required: bool) -> None:
-        name, summary = option.name, option.help.partition(". ")[0]
-        if not option.metavar:
-            self.values[name] = self.given(name)
-        elif not self.given(name) and required:
-            self.errors.append(f"--{name} is missing: {summary}")
-        elif not self.given(name):
-            self.values[name] = option.default
-        elif not any(self.texts[name]):
-            self.errors.append(f"--{name} needs a value: {summary}")
-        else:
-            values = [self.convert_text(option, text) for text in self.texts[name]]
-            if None not in values:
-                self.values[name] = values if option.many else values[0]
-
-    def convert_text(self, option: Option, text: str) -> object:
-        try:
-            return option.type(text)
-        except ValueError as error:
-            for problem in error.args:
-                self.error(option.name, problem, text)
-            return None
-
-    def reject(self, option: Option, group: Group) -> None:
-        """Report an option of another kind of model: an error if it would have changed something."""
-        self.values[option.name] = option.default
-        if self.given(option.name) and not group.not_applicable:
-            self.warnings.append(f"--{option.name}: ignored, it goes with --model_type {group.kinds[0]}")
-        elif self.given(option.name) and self.text(option.name) != str(option.default):
-            self.error(option.name, group.not_applicable)
+        """Return the error of an option, with its value, or with the part of it that is wrong."""
+        return InvalidArgument(f"--{name} {shlex.quote(str(value or self[name]))}: {problem}")
 
 
 # --- what to write ----------------------------------------------------------------------------------------------------
@@ -373,19 +307,16 @@ class Specification:
     config: dict
 
 
-def specify(arguments: Arguments) -> Specification | None:
-    """Return what to write, or None if `arguments.errors` lists any error."""
-    folder = arguments.attempt(model_folder)
-    cores = arguments.attempt(cores_per_instance)
-    batching = arguments.attempt(dynamic_batching)
-    compiled = arguments.attempt(compiled_model, folder)
+def specify(arguments: Arguments) -> Specification:
+    folder = model_folder(arguments)
+    cores = cores_per_instance(arguments)
+    batching = dynamic_batching(arguments)
+    compiled = compiled_model(arguments, folder)
     if arguments.kind == TRANSFORMERS:
         base, sides, rows = "LanguageModel", LANGUAGE_MODEL, 0
-        arguments.attempt(check_tp_degree, cores)
+        check_tp_degree(arguments, cores)
     else:
-        base, (sides, rows) = "TensorModel", arguments.attempt(model_tensors, compiled) or ({}, 0)
-    if arguments.errors:
-        return None
+        base, (sides, rows) = "TensorModel", model_tensors(arguments, compiled)
     warn_of_newer_version(arguments, folder)
     if arguments.kind == PYTORCH and not rows:
         warn_of_idle_cores(arguments, cores)
@@ -408,32 +339,31 @@ def cores_per_instance(arguments: Arguments) -> int:
     cores, instances = len(arguments["neuron_core_range"]), arguments["triton_model_instance_count"]
     if cores % instances:
         divisors = ", ".join(str(count) for count in range(1, min(cores, 128) + 1) if cores % count == 0)
-        problem = f"cannot share {cores} cores ({arguments.text('neuron_core_range')}) equally; must be one of "
-        raise arguments.error("triton_model_instance_count", problem + divisors)
+        problem = f"cannot share {cores} cores equally; must be one of {divisors}"
+        raise arguments.error("triton_model_instance_count", problem)
     return cores // instances
 
 
 def dynamic_batching(arguments: Arguments) -> dict[str, dict]:
     """Return the field of config.pbtxt, or nothing if dynamic batching is off."""
-    fields = ("preferred_batch_size", "max_queue_delay_microseconds")
+    given = [name for name in ("preferred_batch_size", "max_queue_delay_microseconds") if name in arguments.given]
     if not arguments["enable_dynamic_batching"]:
-        for name in filter(arguments.given, fields):
-            arguments.warnings.append(f"--{name}: ignored without --enable_dynamic_batching")
+        arguments.warnings += [f"--{name}: ignored without --enable_dynamic_batching" for name in given]
         return {}
     maximum = arguments["max_batch_size"]
     if maximum == 0:
-        raise arguments.error("enable_dynamic_batching", "needs --max_batch_size, such as 8")
+        raise InvalidArgument("--enable_dynamic_batching: needs --max_batch_size, such as 8")
     for size in arguments["preferred_batch_size"] or []:
         if size > maximum:
-            arguments.error("preferred_batch_size", f"must be at most --max_batch_size, {maximum}", size)
-    return {"dynamic_batching": {name: arguments[name] for name in fields if arguments.given(name)}}
+            raise arguments.error("preferred_batch_size", f"must be at most --max_batch_size, {maximum}", size)
+    return {"dynamic_batching": {name: arguments[name] for name in given}}
 
 
-def check_tp_degree(arguments: Arguments, cores: int | None) -> None:
-    degree = arguments["tp_degree"]
-    if degree and cores and degree > cores:
-        arguments.error("tp_degree", f"an instance has {cores} cores; must be at most {cores}")
-    elif degree and cores and degree < cores:
+def check_tp_degree(arguments: Arguments, cores: int) -> None:
+    degree = arguments["tp_degree"] or cores
+    if degree > cores:
+        raise arguments.error("tp_degree", f"an instance has {cores} cores; must be at most {cores}")
+    if degree < cores:
         arguments.warnings.append(f"--tp_degree {degree}: an instance has {cores} cores; the others stay idle")
 
 
@@ -477,7 +407,7 @@ def parameters(arguments: Arguments, compiled: CompiledModel, rows: int) -> dict
         "FRAMEWORK": TENSORFLOW if arguments.kind == TENSORFLOW else "torch-neuronx" if neuronx else "torch-neuron",
     }
     if arguments.kind == TRANSFORMERS:
-        return {**common, **{name.upper(): arguments[name] for name in LANGUAGE_OPTIONS if arguments.given(name)}}
+        return {**common, **{name.upper(): arguments[name] for name in LANGUAGE_OPTIONS if name in arguments.given}}
     common["BATCH_REQUESTS_TO_NEURON"] = "false" if arguments["disable_batch_requests_to_neuron"] else "true"
     if rows:
         common["COMPILED_BATCH_SIZE"] = rows
@@ -510,17 +440,17 @@ class CompiledModel:
     copied: bool = False  # into the model folder, unless that has the same content
 
 
-def compiled_model(arguments: Arguments, folder: Path | None) -> CompiledModel:
+def compiled_model(arguments: Arguments, folder: Path) -> CompiledModel:
     text = arguments["compiled_model"]
     path = Path(os.path.abspath(text))
     moves_in = arguments["inf2"] and not os.path.isabs(text)
     if moves_in:
-        model = compiled_for_inf2(text, path, folder or Path())
+        model = compiled_for_inf2(text, path, folder)
     else:
         # A relative path stays valid in a container, and after the folder was moved.
         model = CompiledModel(path, path_within(folder, path) or str(path))
     if not os.path.exists(model.path):
-        neither = f"is neither in {folder or '--triton_model_dir'} nor in {os.getcwd()}"
+        neither = f"is neither in {folder} nor in {os.getcwd()}"
         problem = neither if moves_in else f"{model.path} does not exist"
     elif arguments.kind == PYTORCH and not os.path.isfile(model.path):
         kind = "a folder" if os.path.isdir(model.path) else "not a regular file"
@@ -529,7 +459,7 @@ def compiled_model(arguments: Arguments, folder: Path | None) -> CompiledModel:
         problem = "must be the folder of a SavedModel, which has a saved_model.pb"
     elif arguments.kind == TRANSFORMERS and not os.path.isdir(model.path):
         problem = "is not a folder; must be the folder that the model was saved in"
-    elif model.copied and folder and model.path in (folder, *folder.parents):
+    elif model.copied and model.path in (folder, *folder.parents):
         problem = "contains --triton_model_dir, so it cannot be copied there; choose another folder"
     elif model.copied and model.parameter.isdecimal():
         problem = f"would look like version {model.parameter} in the model folder; rename it, or give its absolute path"
@@ -551,10 +481,8 @@ def compiled_for_inf2(text: str, path: Path, folder: Path) -> CompiledModel:
     return CompiledModel(path, inside) if inside and not os.path.exists(place) else CompiledModel(place, name)
 
 
-def path_within(folder: Path | None, path: Path) -> str | None:
+def path_within(folder: Path, path: Path) -> str | None:
     """Return the path relative to the folder, also through links, or None if it lies elsewhere."""
-    if folder is None:
-        return None
     resolved = Path(os.path.realpath(path.parent)) / path.name
     for inner, outer in ((path, folder), (resolved, Path(os.path.realpath(folder)))):
         if outer in (inner, *inner.parents):
@@ -565,16 +493,18 @@ def path_within(folder: Path | None, path: Path) -> str | None:
 # --- inputs and outputs: from the command line, else from the SavedModel ----------------------------------------------
 
 
-def model_tensors(arguments: Arguments, compiled: CompiledModel | None) -> tuple[dict[str, list[Tensor]], int]:
+def model_tensors(arguments: Arguments, compiled: CompiledModel) -> tuple[dict[str, list[Tensor]], int]:
     """Return the tensors of both sides, and the rows that the model was compiled for, 0 if unknown."""
-    for side in EXAMPLES:
-        check_tensors(arguments, side)
-    tensors = {side: arguments[side] for side in EXAMPLES if arguments.given(side)}
+    tensors = {side: arguments[side] for side in EXAMPLES if side in arguments.given}
     rows = arguments["compiled_batch_size"]
-    if len(tensors) == len(EXAMPLES) or arguments.kind != TENSORFLOW:
+    if arguments.kind == PYTORCH:
+        for side, example in EXAMPLES.items():
+            check_torch_tensors(arguments, side, example)
         return tensors, rows
-    if compiled is None:
-        raise InvalidArgument
+    for side, given in tensors.items():
+        check_tensorflow_tensors(arguments, side, given)
+    if len(tensors) == len(EXAMPLES):
+        return tensors, rows
     own = {side: own for side, own in signature_tensors(arguments, compiled.path).items() if side not in tensors}
     own_rows = remove_batch_dimension(arguments, own)
     if own_rows and rows not in (0, own_rows):
@@ -582,37 +512,32 @@ def model_tensors(arguments: Arguments, compiled: CompiledModel | None) -> tuple
     return {**tensors, **own}, rows or own_rows
 
 
-def check_tensors(arguments: Arguments, side: str) -> None:
-    """Record errors of names and types. Reads texts, because a tensor with an invalid shape has no value."""
-    parts = [text.split(",") for text in arguments.texts.get(side, [])]
-    names = [part[0] for part in parts if len(part) == 3 and part[0]]
-    if arguments.kind == PYTORCH:
-        check_indices(arguments, side, names)
-    else:
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            arguments.errors.append(f"--{side}: {name} appears more than once; each tensor needs a name of its own")
-    for part in parts:
-        if arguments.kind == PYTORCH and part[1:2] in (["BYTES"], ["STRING"]):
-            arguments.error(side, "PyTorch has no strings; must be a type of numbers", ",".join(part))
-        if arguments.kind == TENSORFLOW and part[1:2] == ["BF16"]:
-            arguments.error(side, "BF16 is for PyTorch; must be FP32, which TensorFlow converts to", ",".join(part))
-
-
-def check_indices(arguments: Arguments, side: str, names: list[str]) -> None:
-    example, indices = EXAMPLES[side], []
-    if not arguments.given(side):
-        arguments.errors.append(
+def check_torch_tensors(arguments: Arguments, side: str, example: str) -> None:
+    indices = []
+    for tensor in arguments[side] or []:
+        match = re.fullmatch("(.+)__([0-9]{1,9})", tensor.name)
+        if not match:
+            raise arguments.error(side, f"PyTorch's tensors are named <name>__<index>, such as {example}", tensor.name)
+        if tensor.data_type == "STRING":
+            raise arguments.error(side, "PyTorch has no strings; must be a type of numbers", tensor.name)
+        indices.append(int(match[2]))
+    if not indices:
+        raise InvalidArgument(
             f"--{side} is missing: a TorchScript model does not list its tensors. Set it, as in {example}"
         )
-    for name in names:
-        match = re.fullmatch("(.+)__([0-9]{1,9})", name)
-        if match:
-            indices.append(int(match.group(2)))
-        else:
-            arguments.error(side, f"PyTorch's tensors are named <name>__<index>, such as {example}", name)
-    if indices and len(indices) == len(arguments.texts[side]) and sorted(indices) != list(range(len(indices))):
+    if sorted(indices) != list(range(len(indices))):
         expected = "0" if len(indices) == 1 else f"0 to {len(indices) - 1}, each once"
-        arguments.errors.append(f"--{side}: the indices are {', '.join(map(str, indices))}; must be {expected}")
+        raise InvalidArgument(f"--{side}: the indices are {', '.join(map(str, indices))}; must be {expected}")
+
+
+def check_tensorflow_tensors(arguments: Arguments, side: str, tensors: list[Tensor]) -> None:
+    names = [tensor.name for tensor in tensors]
+    for tensor in tensors:
+        if names.count(tensor.name) > 1:
+            raise arguments.error(side, "appears more than once; each tensor needs a name of its own", tensor.name)
+        if tensor.data_type == "BF16":
+            problem = "BF16 is for PyTorch; must be FP32, which TensorFlow converts to"
+            raise arguments.error(side, problem, tensor.name)
 
 
 def saved_model_file(folder: Path) -> Path | None:
@@ -674,17 +599,19 @@ def remove_batch_dimension(arguments: Arguments, sides: dict[str, list[Tensor]])
     for side, tensors in sides.items():
         for tensor in tensors:
             if tensor.data_type not in DATA_TYPES:
-                arguments.error("compiled_model", f"{tensor.name} is {tensor.data_type}, which Triton does not have")
-            elif tensor.dims is None:
+                raise arguments.error(
+                    "compiled_model", f"{tensor.name} is {tensor.data_type}, which Triton does not have"
+                )
+            if tensor.dims is None:
                 example = f"set --{side} {tensor.name},{tensor.data_type},-1x224x224x3, or what its shape is"
-                arguments.error("compiled_model", f"has no shape for {tensor.name}; {example}")
-            elif batching and not tensor.dims:
-                arguments.error("max_batch_size", f"{tensor.name} has no batch dimension; must be 0")
-            elif batching:
+                raise arguments.error("compiled_model", f"has no shape for {tensor.name}; {example}")
+            if batching and not tensor.dims:
+                raise arguments.error("max_batch_size", f"{tensor.name} has no batch dimension; must be 0")
+            if batching:
                 sizes.add(tensor.dims.pop(0))
     if len(sizes - {0}) > 1:
         listed = " and ".join(str(size) for size in sorted(sizes - {0}))
-        arguments.error("max_batch_size", f"the model's tensors have batch dimensions of {listed}; must be 0")
+        raise arguments.error("max_batch_size", f"the model's tensors have batch dimensions of {listed}; must be 0")
     return max(sizes)
 
 
@@ -770,32 +697,21 @@ def move_in(paths: dict[str, Path], folder: Path) -> list[str]:
     """Replace files, and return the free names that the old ones get: the user may have edited earlier ones too."""
     kept = []
     for name, new in paths.items():
-        place, old = folder / name, None
+        place, old = folder / name, folder / f"{name}.old"
+        numbers = itertools.count(1)
+        while os.path.lexists(old):
+            old = folder / f"{name}.old.{next(numbers)}"
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             if os.path.lexists(place):
-                numbers = itertools.chain([""], (f".{number}" for number in itertools.count(1)))
-                names = (f"{name}.old{number}" for number in numbers)
-                old = next(free for free in names if not os.path.lexists(folder / free))
-                keep(place, folder / old)
+                os.rename(place, old)
+                kept.append(str(old.relative_to(folder)))
             os.replace(new, place)
         except BaseException:
-            if old and not os.path.lexists(place):
-                os.rename(folder / old, place)
-            elif old and os.path.samefile(folder / old, place):
-                os.unlink(folder / old)
+            if os.path.lexists(old) and not os.path.lexists(place):
+                os.rename(old, place)
             raise
-        if old:
-            kept.append(old)
     return kept
-
-
-def keep(place: Path, old: Path) -> None:
-    """Give what is about to be replaced a second name, so that its place is never empty, not even after a kill."""
-    try:
-        os.link(place, old)
-    except OSError:  # a folder, or a file system without links
-        os.rename(place, old)
 
 
 def generated_files(specification: Specification, command: str) -> dict[str, str]:
@@ -855,17 +771,15 @@ def value_text(value: object) -> str:
 
 
 def main(command_line: list[str]) -> int:
-    if {"-h", "--help"} & set(command_line):
-        print_help()
-        return 0
     try:
         arguments = Arguments(command_line)
         specification = specify(arguments)
-        if specification is None:
-            return report_errors(arguments.errors)
         for warning in arguments.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         kept = write_folder(specification, shlex.join(["gen_triton_model.py", *command_line]))
+    except InvalidArgument as error:
+        print(f"error: {error}\nnothing was written (--help describes every option)", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"error: {reason(error)}: config.pbtxt was not written", file=sys.stderr)
         return 1
@@ -874,13 +788,6 @@ def main(command_line: list[str]) -> int:
         return 130
     report(specification, os.path.normpath(arguments["triton_model_dir"]), kept)
     return 0
-
-
-def report_errors(errors: list[str]) -> int:
-    for error in errors:
-        print(f"error: {error}", file=sys.stderr)
-    print("nothing was written (--help describes every option)", file=sys.stderr)
-    return 2
 
 
 def reason(error: OSError) -> str:
