@@ -16,6 +16,7 @@ from export.record import UNFINISHED, Record, delete_files, place_files, read_re
 from export.sources.pickles import WORK
 from export.sources.source import Folder, Source, identity, named_source, open_weights
 from triton_transformers.cli import err, out
+from triton_transformers.engines import OPENVINO, VLLM
 from triton_transformers.files import write_atomically
 from triton_transformers.model_config import find_config
 from triton_transformers.settings import Settings, UserError
@@ -81,9 +82,9 @@ def change_adapters(system: str, settings: Settings, repository: Path) -> None:
                 recorded[name] = weights.identity
                 folders.append(folder)
         ranks = adapter_files.max_rank(repository / system / FOLDER), adapter_files.max_rank(staged / FOLDER)
-        if in_graph := record.format.startswith("openvino"):
+        if in_graph := record.format in OPENVINO.formats:
             adapter_files.write_graph(system, repository / system / "1", staged / "1", folders)
-        if in_graph or (record.format == "vllm" and ranks[1] > ranks[0]):
+        if in_graph or (record.format in VLLM.formats and ranks[1] > ranks[0]):
             # Lets Triton load the engine again. It would ignore a newer config.pbtxt with the same content.
             version = Path(work) / f"{system}_stream/1"
             version.mkdir(parents=True)
@@ -129,7 +130,7 @@ def keep_adapters(job: Job, repository: Path) -> Outcome:
     for name in adapters:
         folders.append(job.folder / job.system / FOLDER / name)
         adapter_files.write(f"{job.system}:{name}", repository / job.system / FOLDER / name, folders[-1], version)
-    if job.format.startswith("openvino"):
+    if job.format in OPENVINO.formats:
         adapter_files.write_graph(job.system, version, version, folders)
     if (config := job.folder / job.system / "config.pbtxt").exists():  # otherwise it is in git, and stays as it is
         set_parameter(config, adapters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from export.record import models_of
+from triton_transformers.engines import TRANSFORMERS, TextEngine, default_engine, engine_of_folder
 from triton_transformers.model_config import load_config
 
 # A platform without a backend: Triton itself runs the steps.
@@ -30,9 +31,8 @@ FILES = {
     "model.pt2": "pytorch",
     "model.py": "python",
 }
-# The backend that continues texts, and its engines by a file beside the weights. The backend chooses by the same files.
+# The backend that continues texts.
 GENERATION = "generation"
-ENGINES = {"openvino_model.xml": "openvino-genai", "model.json": "vllm", "config.json": "transformers"}
 # The folder of the part that reads images, on transformers, beside a language part on OpenVINO GenAI.
 VISION = "vision"
 
@@ -42,17 +42,16 @@ def needed(systems: list[str], repository: Path, profile: str = "") -> set[str]:
     return set(by_model(systems, repository, profile).values()) - {ENSEMBLE, ""}
 
 
-def engines(systems: list[str], repository: Path, profile: str = "") -> set[str]:
+def engines(systems: list[str], repository: Path, profile: str = "") -> set[TextEngine]:
     """Return the engines that continue the texts of the systems. Until `make models`, assume the profile's default."""
     models = [model for model, backend in by_model(systems, repository, profile).items() if backend == GENERATION]
     folders = {load_config(model, repository, profile).parameters.get("weights", model) for model in models}
-    default = "vllm" if profile == "cuda" else "openvino-genai"
+    versions = {folder: [*(repository / folder).glob("*/")] for folder in folders}
     found = {
-        next((engine for file, engine in ENGINES.items() if any((repository / folder).glob(f"*/{file}"))), default)
-        for folder in folders
+        next(filter(None, map(engine_of_folder, own)), None) or default_engine(profile) for own in versions.values()
     }
-    if any(any((repository / folder).glob(f"*/{VISION}")) for folder in folders):
-        found.add("transformers")
+    if any((version / VISION).exists() for own in versions.values() for version in own):
+        found.add(TRANSFORMERS)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from export.checkpoint.tasks import IMAGE_TEXT, TEXT_IMAGE, TEXT_TASKS
 from export.neuron.target import Target
 from export.sources.source import Hub, Package, Source, Weights
+from triton_transformers.engines import TEXT_FORMATS, engine_of_format
 from triton_transformers.settings import UserError
 from triton_transformers.tasks.pipelines import FASTER, PIPELINE, PIPELINE_TASKS
 
@@ -18,14 +19,15 @@ ONNX_FORMATS = ("onnx", "onnx-int8", "python")
 INT8_FORMATS = ("onnx", "int8", "onnx-int8", "python")
 # The tasks of texts for which no measure of what int8 keeps is defined.
 WITHOUT_INT8 = ("fill-mask", "question-answering")
-TEXT_FORMATS = ("openvino", "openvino-int4", "openvino-bf16", "openvino-fp16", "openvino-fp32", "vllm", "python")
 # All formats that `make models` can make.
 FORMATS = tuple(dict.fromkeys((*INT8_FORMATS, *TEXT_FORMATS, PIPELINE)))
 
 
 def runs_on(form: str, profile: str) -> bool:
     """Return whether a server of this profile has the engine of the format."""
-    return profile == {"openvino": "cpu", "int8": "cpu", "vllm": "cuda"}.get(form.partition("-")[0], profile)
+    engine = engine_of_format(form)
+    only = "cpu" if form == "int8" else engine.profile if engine else ""
+    return only in ("", profile)
 
 
 class FormatUnavailable(UserError):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from export.record import Record
 from export.sources.source import Source, Weights, identity, named_source, open_weights, source_of
+from triton_transformers.engines import TEXT_ENGINES, engine_of_format, titles
 from triton_transformers.settings import Settings, UserError
 
 # The fact of a record: the identity of the smaller model, or LOOKUP, with which the text itself proposes its tokens.
@@ -33,10 +34,10 @@ def is_recorded(draft: Draft, record: Record) -> bool:
 
 
 def check_draft(system: str, task: str, form: str) -> None:
-    if task != TASK or not form.startswith(("openvino", "vllm")):
-        raise UserError(
-            f"DRAFT: {system} is {task} ({form}), and only {TASK} with OpenVINO or vLLM has drafts: set DRAFT=none"
-        )
+    engine = engine_of_format(form)
+    if task != TASK or not engine or not engine.has_drafts:
+        able = titles([own for own in TEXT_ENGINES if own.has_drafts])
+        raise UserError(f"DRAFT: {system} is {task} ({form}), and only {TASK} with {able} has drafts: set DRAFT=none")
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 from dotenv import set_key
 from dotenv.parser import parse_stream
 
+from triton_transformers.engines import ENCODER_CHOICES
+
 # Names the environment variables that are settings. The Makefile puts the names of its command line here; containers
 # and tests, whose whole environment is ours, set it to "*".
 NAMES = "TRITON_SETTINGS_NAMES"
@@ -312,16 +314,7 @@ class Settings(dict[str, str]):
 
     # Triton
     triton_admin_key = Setting(str, restarts="stack")
-    triton_engine = Setting(
-        _choice(
-            *("auto", "onnxruntime", "openvino", "openvino-f32", "openvino-bf16", "torch-flat", "torch-padded"),
-            *("torch-flat-f32", "torch-flat-bf16", "torch-flat-f16"),
-            *("torch-padded-f32", "torch-padded-bf16", "torch-padded-f16"),
-        ),
-        "auto",
-        restarts="stack",
-        shown=True,
-    )
+    triton_engine = Setting(_choice(*ENCODER_CHOICES), "auto", restarts="stack", shown=True)
     triton_cpus = Setting(_cpus, restarts="stack", shown=True)
     triton_shm_bytes = Setting(_integer(), "67108864", restarts="stack", shown=True)
     triton_shared_memory = Setting(_flag, "0", restarts="stack")

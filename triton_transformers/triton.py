@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from triton_transformers.engines import BY_NAME
 from triton_transformers.http import answers, opener
 from triton_transformers.model_config import ENGINE, called_models
 from triton_transformers.settings import Settings
@@ -83,7 +84,8 @@ def batching(config: Config, engine: str = "") -> str:
         return f"by {config['parameters'][ENGINE]['string_value']}"
     if generates(config):
         texts = text_limit(config)
-        kind = "static" if engine.startswith("transformers") else "continuous"
+        own = BY_NAME.get(engine.partition(" ")[0])
+        kind = "static" if own and not own.is_continuous else "continuous"
         return "one at a time" if texts == 1 else f"{kind}, up to {texts}"
     if "dynamic_batching" in config:
         return f"dynamic, up to {config['max_batch_size']}"

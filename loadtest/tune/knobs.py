@@ -8,6 +8,7 @@ from typing import Any
 
 from loadtest.server.generating import with_limit
 from loadtest.server.switching import DEFAULT_THREADS, DEVICES, THREADS, with_batching, with_instances, without_batching
+from triton_transformers.engines import GRAPH_CHOICES
 from triton_transformers.triton import CORES, Config, called, generates, is_front, text_limit
 
 Value = int | str
@@ -20,7 +21,7 @@ NEIGHBOURS = 4
 # Larger batches than this seldom gain much.
 USUAL_BATCH_SIZE = 32
 DELAYS_US = (0, 500, 2000, 8000)
-ENGINES = ("onnxruntime", "openvino-f32", "openvino-bf16")
+ENGINES = GRAPH_CHOICES["auto"]
 # Backends that compute with several threads.
 THREADED = ("onnxruntime", "openvino", "packed_onnx", "pytorch", "transformers")
 ON, OFF = "on", "off"

@@ -5,14 +5,7 @@ from __future__ import annotations
 from serving.triton.backend import Backend, DelegatingBackend, new_backend
 from serving.triton.parameters import parameter, weights_folder
 from serving.triton.types import ConfigError, InstanceArgs, ModelConfig
-
-# A file of the weights' folder -> (module, class). The first of these files that the folder has decides.
-ENGINES = {
-    "openvino_model.xml": ("serving.generation.openvino.engine", "GenAIGeneration"),
-    "model.json": ("serving.generation.vllm", "VllmGeneration"),
-    "model.safetensors": ("serving.generation.batched", "BatchedGeneration"),
-    "model.safetensors.index.json": ("serving.generation.batched", "BatchedGeneration"),
-}
+from triton_transformers.engines import TEXT_ENGINES, engine_of_folder
 
 
 class TritonPythonModel(DelegatingBackend):
@@ -20,7 +13,7 @@ class TritonPythonModel(DelegatingBackend):
         if parameter(config, "engine_model"):
             return new_backend("serving.generation.front", "GenerationFront")
         folder = weights_folder(config, args)
-        for file, engine in ENGINES.items():
-            if (folder / file).is_file():
-                return new_backend(*engine)
-        raise ConfigError(f"{folder} has none of {', '.join(ENGINES)}: run `make models`")
+        if engine := engine_of_folder(folder):
+            return new_backend(engine.module, engine.backend)
+        files = ", ".join(file for engine in TEXT_ENGINES for file in engine.files)
+        raise ConfigError(f"{folder} has none of {files}: run `make models`")

@@ -19,6 +19,7 @@ from serving.text.tokenizer import TextTokenizer
 from serving.triton import responses
 from serving.triton.parameters import parameter, version_file
 from serving.triton.types import Array, InstanceArgs, ModelConfig, Tensors
+from triton_transformers.engines import TextEngine
 
 COUNT = "max_new_tokens"
 DEFAULTS = {COUNT: {"string_value": "20"}}
@@ -26,7 +27,7 @@ DETAILS = ("finish_reason", "num_input_tokens", "num_output_tokens")
 
 
 class TritonPythonModel(ContinuousGeneration):
-    engine_name = "onnx_generate"
+    text_engine = TextEngine("onnx_generate", "onnx_generate")
     names = ("TEXT", "out")
     rules = {name: RULES[name] for name in (COUNT, "exclude_input_in_output", *(f"return_{name}" for name in DETAILS))}  # noqa: RUF012
 

@@ -18,13 +18,14 @@ from safetensors.torch import load_file
 from serving.encoders.packed import PackedEncoder
 from serving.encoders.plan import Encoder
 from serving.engines import pretrained, torch_choice
-from serving.engines.choice import FLAT, PADDED, ROUNDS
+from serving.engines.choice import ROUNDS
 from serving.engines.flat import row
 from serving.engines.flat import run as flat_run
 from serving.engines.flat.graphs import Ladder
 from serving.engines.lean_transformers import transformers
 from serving.triton.parameters import choice_parameter, flag_parameter, int_parameter, parameter, weights_folder
 from serving.triton.types import Array, ConfigError, InstanceArgs, ModelConfig, Tensors
+from triton_transformers.engines import FLAT, PADDED
 
 POOLING_MASK = "pooling_mask"  # the attention mask without the tokens that are not pooled
 

@@ -19,18 +19,7 @@ from serving.engines.graphs import Engine, EngineError, OnnxRuntimeEngine, OpenV
 from serving.triton import parameters
 from serving.triton.parameters import choice_parameter
 from serving.triton.types import Array, ConfigError, ModelConfig, Tensors
-
-ONNX_RUNTIME, F32, BF16 = "onnxruntime", "openvino-f32", "openvino-bf16"
-# Value of the setting TRITON_ENGINE or of a model's parameter `engine` -> the engines that the model may run on.
-CHOICES = {
-    "auto": (ONNX_RUNTIME, F32, BF16),
-    "openvino": (F32, BF16),
-    **{name: (name,) for name in (ONNX_RUNTIME, F32, BF16)},
-}
-# Text encoders on PyTorch choose from these: without padding or with it, in any precision or in the named one.
-FLAT, PADDED = "torch-flat", "torch-padded"
-TORCH_PRECISIONS = ("f32", "bf16", "f16")
-TORCH_CHOICES = (FLAT, PADDED, *(f"{form}-{precision}" for form in (FLAT, PADDED) for precision in TORCH_PRECISIONS))
+from triton_transformers.engines import BF16, ENCODER_CHOICES, F32, GRAPH_CHOICES, ONNX_RUNTIME, TORCH_CHOICES
 
 # Another engine replaces ONNX Runtime if its answers agree and it takes at most this share of the time.
 WORTHWHILE = 0.9
@@ -107,21 +96,21 @@ def engine_choices(config: ModelConfig) -> tuple[str, ...]:
     setting = engine_setting()
     if setting in TORCH_CHOICES:
         setting = "auto"
-    choice = choice_parameter(config, "engine", tuple(CHOICES), _accelerator(config) or setting)
+    choice = choice_parameter(config, "engine", tuple(GRAPH_CHOICES), _accelerator(config) or setting)
     # A model whose next run depends on this one's answer, such as GPT-2, keeps to f32: rounded logits that nearly tie
     # would continue the same text differently alone and in a batch.
     if choice_parameter(config, "precision", ("auto", "f32"), "auto") == "f32":
-        return tuple(name for name in CHOICES[choice] if name != BF16) or (F32,)
+        return tuple(name for name in GRAPH_CHOICES[choice] if name != BF16) or (F32,)
     if choice == BF16:
-        parameters.check_bf16(f"engine '{BF16}'", f"another of {', '.join(CHOICES)}")
-    return tuple(name for name in CHOICES[choice] if name != BF16 or parameters.has_bf16())
+        parameters.check_bf16(f"engine '{BF16}'", f"another of {', '.join(GRAPH_CHOICES)}")
+    return tuple(name for name in GRAPH_CHOICES[choice] if name != BF16 or parameters.has_bf16())
 
 
 def engine_setting() -> str:
     """Return the engine of all models that choose none themselves. It may name an engine of another kind of model."""
     setting = os.environ.get("TRITON_ENGINE") or "auto"
-    if setting not in (names := (*CHOICES, *TORCH_CHOICES)):
-        raise ConfigError(f"TRITON_ENGINE must be one of {', '.join(names)}, not '{setting}'")
+    if setting not in ENCODER_CHOICES:
+        raise ConfigError(f"TRITON_ENGINE must be one of {', '.join(ENCODER_CHOICES)}, not '{setting}'")
     return setting
 
 
@@ -192,7 +181,7 @@ def _remembered_or_measured(subject: Subject, choices: tuple[str, ...]) -> tuple
         return measurements.model_and_machine(subject.path) | own
 
     decision = measurements.recall_or_measure(
-        subject.name, key, measure, lambda kept: kept["engine"] in CHOICES and bool(kept["reason"])
+        subject.name, key, measure, lambda kept: kept["engine"] in GRAPH_CHOICES and bool(kept["reason"])
     )
     choice, reason = decision["engine"], decision["reason"]
     if engine:

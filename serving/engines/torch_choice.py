@@ -10,22 +10,14 @@ from typing import NamedTuple
 import torch
 
 from serving.engines import measurements
-from serving.engines.choice import (
-    CHOICES,
-    FLAT,
-    PADDED,
-    TORCH_CHOICES,
-    TORCH_PRECISIONS,
-    WORTHWHILE,
-    Candidate,
-    engine_setting,
-)
+from serving.engines.choice import WORTHWHILE, Candidate, engine_setting
 from serving.engines.flat.row import likeness
 from serving.engines.lean_transformers import transformers
 from serving.engines.measurements import Measured
 from serving.engines.pretrained import Plan
 from serving.triton.parameters import choice_parameter, parameter
 from serving.triton.types import Array, ModelConfig
+from triton_transformers.engines import ENCODER_CHOICES, FLAT, PADDED, TORCH_CHOICES, TORCH_PRECISIONS
 
 PRECISIONS = dict(zip(TORCH_PRECISIONS, (torch.float32, torch.bfloat16, torch.float16), strict=True))
 # Increase it when a new version of this project may decide otherwise.
@@ -42,7 +34,7 @@ class Trial(NamedTuple):
 
 def choices(config: ModelConfig, planned: Plan) -> tuple[bool, tuple[str, ...]]:
     """Return whether to leave out padding, and the precisions to choose from; the first is the checkpoint's."""
-    engine = choice_parameter(config, "engine", (*CHOICES, *TORCH_CHOICES), engine_setting())
+    engine = choice_parameter(config, "engine", ENCODER_CHOICES, engine_setting())
     on_cuda = planned.device.type == "cuda"
     # On a CPU, flat runs are faster too, but timing them takes seconds of each load.
     flat = engine.startswith(FLAT) or (on_cuda and not engine.startswith(PADDED))

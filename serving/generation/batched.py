@@ -16,16 +16,16 @@ from serving.generation.requests import TextGeneration
 from serving.generation.row import Row
 from serving.structure.worker import Structure, compile_structure
 from serving.text.chat_template import IMAGES
-from serving.text.prompts import TRANSFORMERS
 from serving.triton.parameters import flag_parameter, has_input, int_parameter, weights_folder
 from serving.triton.types import ConfigError, InstanceArgs, ModelConfig
+from triton_transformers.engines import TRANSFORMERS
 
 # Each check whether a client still waits is a round trip to Triton.
 CANCEL_CHECK_S = 0.25
 
 
 class BatchedGeneration(TextGeneration):
-    engine_name = TRANSFORMERS
+    text_engine = TRANSFORMERS
     adapters: AdapterFiles | None = None
 
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> Decoder:
@@ -46,7 +46,7 @@ class BatchedGeneration(TextGeneration):
             self.chat_images = ChatImages(config, args)
             model = pretrained.load(transformers.AutoModelForImageTextToText, config, args)
             tokenizer = self.chat_images.tokenizer
-        self.engine_labels = {"engine": "transformers", "precision": pretrained.name_of(model.dtype)}
+        self.engine_labels = {"engine": TRANSFORMERS.name, "precision": pretrained.name_of(model.dtype)}
         return Decoder(model, tokenizer)
 
     def find_adapter(self, name: str) -> Any:

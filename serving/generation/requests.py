@@ -45,6 +45,7 @@ from serving.triton.heartbeats import Heartbeats
 from serving.triton.metrics import REQUEST_COUNTERS
 from serving.triton.parameters import flag_parameter, int_parameter, parameter, usable_cpus
 from serving.triton.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
+from triton_transformers.engines import TextEngine
 
 if TYPE_CHECKING:
     from serving.generation.decoding import Decoder
@@ -74,7 +75,7 @@ class TextGeneration(Backend):
     )
     gauges = ("running_texts", "waiting_texts", "cache_usage_ratio")
     default_max_batch = 32
-    engine_name: ClassVar[str]  # as in prompts.ENGINES
+    text_engine: ClassVar[TextEngine]
     names: ClassVar[tuple[str, str]] = ("prompt", "text")  # of the input with prompts, and of the output
     rules: ClassVar[Mapping[str, Rule]] = RULES  # of the options that requests may set
 
@@ -143,7 +144,7 @@ class TextGeneration(Backend):
                     responses.send_last(sender, read.response([Piece("", "", 0, 0)] * math.prod(read.shape)))
                     continue
                 if read.outputs != [TOKENIZED]:
-                    check_available(read, self.engine_name)
+                    check_available(read, self.text_engine)
                 if read.wants_heartbeats:
                     sender = self.heartbeats.sender(sender)
             except Exception as error:

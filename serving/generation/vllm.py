@@ -18,14 +18,15 @@ from serving.generation.continuous import ContinuousGeneration, EngineFailed, En
 from serving.generation.job import Job
 from serving.generation.row import Logprobs, Options, Row
 from serving.structure.checks import DEAD_END
-from serving.text.prompts import VLLM, PromptRequest
+from serving.text.prompts import PromptRequest
 from serving.text.tokenizer import TextTokenizer
 from serving.triton.memory import HEADROOM, one_load_at_a_time
 from serving.triton.parameters import DEVICES, choice_parameter, parameter, weights_folder
 from serving.triton.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
+from triton_transformers.engines import VLLM
 
 # Arguments of the engine, which `make models` writes and users edit.
-SETTINGS = "model.json"
+(SETTINGS,) = VLLM.files
 # Arguments that the backend sets, and where to set them instead.
 SET_ELSEWHERE = {"max_num_seqs": "the parameter 'max_batch' in config.pbtxt"}
 DRAFT = "speculative_config"
@@ -54,7 +55,7 @@ T = TypeVar("T")
 
 
 class VllmGeneration(ContinuousGeneration):
-    engine_name = VLLM
+    text_engine = VLLM
     counters = (*ContinuousGeneration.counters, "prefix_cached_tokens")
 
     def load_model(self, config: ModelConfig, args: InstanceArgs) -> TextTokenizer:
@@ -234,7 +235,7 @@ def memory_share(name: str, folder: Path, arguments: dict[str, Any]) -> float:
 
 
 class VllmEngine(TokenEngine):
-    name = "vllm"
+    name = VLLM.name
     end_tokens: frozenset[int] = frozenset()
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -275,7 +276,7 @@ class VllmEngine(TokenEngine):
         if self.draft:
             for name, is_set in (("min_p", options.min_p and options.temperature), ("logit_bias", options.logit_bias)):
                 if is_set:
-                    raise BadRequest(f"option '{name}': {VLLM} does not have it together with a draft (DRAFT)")
+                    raise BadRequest(f"option '{name}': {VLLM.title} does not have it together with a draft (DRAFT)")
         structure = options.structured_outputs
         sampling = SamplingParams(
             max_tokens=options.max_new_tokens,

@@ -13,8 +13,8 @@ from serving.neuron.cores import Cores
 from serving.neuron.decoding import NeuronDecoder, with_generate
 from serving.neuron.libraries import loading
 from serving.neuron.llm import CompiledLLM
-from serving.text.prompts import NEURON
 from serving.triton.types import BadRequest, ConfigError
+from triton_transformers.engines import NEURON
 
 # The first release whose stopping criteria return a value for each row.
 MIN_TRANSFORMERS = (4, 39)
@@ -22,7 +22,7 @@ NO_SAMPLING = "this model is compiled to choose the most probable token on the d
 
 
 class NeuronGeneration(BatchedGeneration):
-    engine_name = NEURON
+    text_engine = NEURON
 
     def __init__(self, compiled: CompiledLLM, cores: Cores, load: Callable[[], object]) -> None:
         self.compiled = compiled

@@ -16,6 +16,7 @@ from serving.text.chat_template import IMAGES, MESSAGES, Message
 from serving.text.token_ids import TOKENIZED, TokenIds, read_rows
 from serving.triton import responses
 from serving.triton.types import BadRequest
+from triton_transformers.engines import TEXT_ENGINES, TextEngine, titles
 
 # The name that NVIDIA's tutorial and vLLM's backend give to the prompts, and to the output with their texts.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
@@ -155,13 +156,6 @@ RULES = NUMBERS | {
     "chat_template_kwargs": JSON_OBJECT,
 }
 
-# The engines that have an option; each engine has the options that are not listed here.
-OPENVINO, VLLM, TRANSFORMERS, NEURON = "OpenVINO GenAI", "vLLM", "transformers (FORMAT=python)", "AWS Neuron"
-ENGINES: dict[str, tuple[str, ...]] = {
-    "logit_bias": (VLLM, TRANSFORMERS, NEURON),
-    "prompt_logprobs": (OPENVINO, VLLM, TRANSFORMERS),
-}
-
 
 class Piece(NamedTuple):
     """The content of a response for one prompt. In a stream, `text` and `num_output_tokens` are those of the piece."""
@@ -267,12 +261,12 @@ def response_outputs(
     return outputs + [name for name in DETAILS if name in requested or options.get(f"return_{name}")]
 
 
-def check_available(request: PromptRequest, engine: str) -> None:
+def check_available(request: PromptRequest, engine: TextEngine) -> None:
     """Raise BadRequest for an option that the engine lacks. Name the engines that have it."""
-    for name, engines in ENGINES.items():
-        if request.options.get(name) not in (None, {}) and engine not in engines:
-            remedy = f"{', '.join(engines[:-1])} and {engines[-1]} do"
-            raise BadRequest(f"option '{name}': {engine} does not have it; {remedy}")
+    for name in sorted(engine.lacks):
+        if request.options.get(name) not in (None, {}):
+            able = titles([other for other in TEXT_ENGINES if name not in other.lacks])
+            raise BadRequest(f"option '{name}': {engine.title} does not have it; {able} do")
 
 
 def read_images(request: pb_utils.InferenceRequest) -> list[bytes]:

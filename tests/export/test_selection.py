@@ -282,7 +282,7 @@ def test_container_image_has_the_backends_of_the_models(settings):
     assert source("embedding pets") == "pypi"
     assert source("falcon7b") == "pypi"
     (settings.model_repository / "falcon7b/1").mkdir(parents=True)
-    (settings.model_repository / "falcon7b/1/config.json").touch()  # of FORMAT=python
+    (settings.model_repository / "falcon7b/1/model.safetensors").touch()  # of FORMAT=python
     assert source("falcon7b") == source("falcon7b_stream") == "pypi-transformers"
     assert source("pets", TRITON_SOURCE="ngc") == "ngc"
 

@@ -17,12 +17,13 @@ from export.catalogue import FormatUnavailable, Job, Outcome
 from export.checkpoint.silence import quiet, silent
 from export.checkpoint.tasks import IMAGE_TEXT
 from triton_transformers.corpus import MIXED
+from triton_transformers.engines import OPENVINO
 
 if TYPE_CHECKING:
     import openvino
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-MODEL = "openvino_model.xml"
+(MODEL,) = OPENVINO.files
 BF16 = "openvino-bf16"  # computes in bfloat16; the other formats compute in float32
 # The stored precision of the weights for each FORMAT; `openvino` falls back to 16 bits.
 WEIGHTS = {"openvino": "int8", "openvino-int4": "int4", BF16: "fp16", "openvino-fp16": "fp16", "openvino-fp32": "fp32"}

@@ -17,6 +17,7 @@ from export.checkpoint.silence import quiet
 from export.checkpoint.unsupported import INDEX, quantization
 from export.recipes.language.openvino import free_memory
 from export.sources.source import Weights, gguf_files
+from triton_transformers.engines import VLLM
 from triton_transformers.settings import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def readable_weights(job: Job, others: list[Path]) -> Iterator[tuple[Job, Outcom
     `others` are the files beside the weights.
     """
     method = quantization(json.loads((job.weights / "config.json").read_text()))
-    if not method or job.format == "vllm":
+    if not method or job.format in VLLM.formats:
         yield job, Outcome()
         return
     if method not in READABLE:

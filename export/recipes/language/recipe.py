@@ -21,6 +21,7 @@ from export.recipes.language.chat_templates import chat_parameters, chat_summary
 from export.recipes.language.quantized import readable_weights
 from export.sources.source import Weights
 from triton_transformers.corpus import MIXED
+from triton_transformers.engines import OPENVINO, TRANSFORMERS, VLLM
 from triton_transformers.model_config import CONFIGS, ENGINE
 from triton_transformers.settings import UserError
 
@@ -66,17 +67,17 @@ def assemble_readable(job: Job) -> Outcome:
     asked = read_json(job.system, job.weights / "generation_config.json")
     sampling = read_sampling(asked)
     missing = {name: asked[name] for name, neutral in MISSING.items() if asked.get(name) not in neutral}
-    if job.task == IMAGE_TEXT and job.format.startswith("openvino") and PENALTY in sampling:
+    if job.task == IMAGE_TEXT and job.format in OPENVINO.formats and PENALTY in sampling:
         missing[PENALTY] = sampling.pop(PENALTY)  # GenAI does not have it beside images
     if sampling:
         outcome = outcome.join(Outcome(f"clients of the gateway get {spelled(sampling)} by default"))
     if missing:
         outcome = outcome.join(Outcome(f"generation_config.json asks for {spelled(missing)}, which has no effect here"))
-    if job.format == "python":
+    if job.format in TRANSFORMERS.formats:
         outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
     else:
         limits = read_limits(job, tokenizer)
-        if job.format == "vllm":
+        if job.format in VLLM.formats:
             outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
             own: dict[str, Any] = {}
             if job.task == IMAGE_TEXT:
@@ -102,7 +103,7 @@ def assemble_readable(job: Job) -> Outcome:
     if job.system not in SYSTEMS:
         parameters = {"sampling": json.dumps(sampling)} if sampling else {}
         write_configs(job, served, streamed, chat_parameters(tokenizer) | parameters)
-    if job.format == "python" and job.profile == "cpu":
+    if job.format in TRANSFORMERS.formats and job.profile == "cpu":
         outcome = outcome.join(try_system(streamed))
     return outcome
 
@@ -137,12 +138,12 @@ def add_draft(
         weights, other = check_weights(draft.name, own.weights), load_tokenizer(own)
         theirs = read_limits(own, other)
         # vLLM requires equal sizes. Sizes may exceed the number of tokens.
-        fits = theirs["vocabulary"] == limits["vocabulary"] if job.format == "vllm" else True
+        fits = theirs["vocabulary"] == limits["vocabulary"] if job.format in VLLM.formats else True
         if other.get_vocab() != tokenizer.get_vocab() or not fits or theirs["vocabulary"] < len(tokenizer):
             raise UserError(
                 f"DRAFT: {draft.name} has other tokens than {job.system}: name a smaller model of the same family"
             )
-        if job.format == "vllm":  # which proposes nothing beyond the draft's context
+        if job.format in VLLM.formats:  # which proposes nothing beyond the draft's context
             copy_checkpoint(own, weights, other, folder)
         elif (theirs["context"] or math.inf) < (limits["context"] or math.inf):
             raise UserError(
@@ -279,7 +280,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 # --- the arguments of vLLM's engine (docs/generation.md) --------------------------------------------------------------
 
-SETTINGS = "model.json"
+(SETTINGS,) = VLLM.files
 # The memory for the keys and values of all running texts. With grouped attention, as in Llama 3 8B and Mistral 7B, it
 # holds 32 texts of 1,000 tokens.
 CACHE_BYTES = 4 * 2**30

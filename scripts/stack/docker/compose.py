@@ -19,6 +19,7 @@ from scripts.stack.base import certificate
 from scripts.stack.docker import preflight, slim
 from scripts.stack.docker.containers import CHECKOUT_ID
 from scripts.stack.systems import ServedSystems
+from triton_transformers.engines import VLLM, TextEngine
 from triton_transformers.files import write_atomically
 from triton_transformers.settings import ROOT, Settings, UserError, pins
 
@@ -42,19 +43,19 @@ class Compose:
         return "neuron-inf1" if self.settings.neuron_chip == "inf1" else "neuron"
 
     @cached_property
-    def engines(self) -> set[str]:
+    def engines(self) -> set[TextEngine]:
         """Return the engines that continue the texts of SYSTEMS."""
         return engines(self.settings.systems, self.settings.model_repository, self.settings.profile)
 
     @cached_property
     def cuda_target(self) -> str:
         """Return the target of Dockerfile.nvidia for PROFILE=cuda."""
-        runs_vllm = self.settings.profile == "cuda" and (slim.VLLM in self.engines or self.running == slim.CUDA_VLLM)
-        return slim.CUDA_VLLM if runs_vllm else "cuda"
+        kept = self.running if self.running == VLLM.image else ""
+        return (self.settings.profile == "cuda" and (slim.image_of(self.engines) or kept)) or "cuda"
 
     @property
     def nvidia_image(self) -> str:
-        if self.cuda_target == slim.CUDA_VLLM:
+        if self.cuda_target == VLLM.image:
             return pins()["TRITON_VLLM_IMAGE"]
         inf1 = self.settings.profile == "neuron" and self.neuron_target == "neuron-inf1"
         return pins()["TRITON_INF1_IMAGE" if inf1 else "TRITON_IMAGE"]
@@ -64,7 +65,7 @@ class Compose:
         if self.settings.triton_source:
             return self.settings.triton_source
         backends = needed(self.settings.systems, self.settings.model_repository, self.settings.profile)
-        torch = (backends | self.engines) & slim.TORCH or self.running == "cpu-pypi-transformers"
+        torch = slim.needs_torch(backends, self.engines) or self.running == "cpu-pypi-transformers"
         return "pypi-transformers" if torch else "pypi"
 
     @property

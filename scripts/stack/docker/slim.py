@@ -8,6 +8,7 @@ from collections.abc import Collection
 from export.backends import ENSEMBLE, by_model, engines
 from export.package import assembled_models
 from triton_transformers.cli import out
+from triton_transformers.engines import TRANSFORMERS, TextEngine
 from triton_transformers.settings import ROOT, Settings, UserError
 
 PROFILES = ("cpu", "cuda")
@@ -19,12 +20,9 @@ PLATFORM = "linux/amd64"
 # Oracle Cloud checks a container's health by calling curl inside.
 TOOLS = "curl"
 OURS = ROOT / "images/triton/backends"
-# The backends and engines of texts that run on torch and transformers, on Python's ONNX Runtime, on OpenVINO GenAI.
+# The backends that run on torch and transformers, and on Python's ONNX Runtime.
 TORCH = {"image_processor", "pipeline", "transformers"}
 ONNX = {"packed_onnx"}
-GENAI = {"openvino-genai"}
-# This engine exists only in an image of NVIDIA's, from which nothing can be left out.
-VLLM, CUDA_VLLM = "vllm", "cuda-vllm"
 ARGUMENTS = (
     "DEBIAN_IMAGE",
     "TRITON_IMAGE",
@@ -76,21 +74,30 @@ def dockerfile(profile: str, source: str) -> str:
     return f"images/triton/Dockerfile.{base(profile, source)}"
 
 
-def target(profile: str, source: str, engines: Collection[str]) -> str:
+def image_of(engines: Collection[TextEngine]) -> str:
+    """Return the target of the only image that has one of these engines, if there is one."""
+    return next((engine.image for engine in engines if engine.image), "")
+
+
+def needs_torch(backends: Collection[str], engines: Collection[TextEngine]) -> bool:
+    return bool(TORCH & {*backends}) or any(engine.needs_torch for engine in engines)
+
+
+def target(profile: str, source: str, engines: Collection[TextEngine]) -> str:
     """Return the target of the Dockerfile."""
-    if VLLM in engines:
-        return CUDA_VLLM
+    if image := image_of(engines):
+        return image
     return "slim" if base(profile, source) == "nvidia" else f"cpu-{source}"
 
 
 def command(
-    tag: str, profile: str, backends: list[str], environment: dict[str, str], engines: Collection[str] = ()
+    tag: str, profile: str, backends: list[str], environment: dict[str, str], engines: Collection[TextEngine] = ()
 ) -> list[str]:
     source = environment["TRITON_SOURCE"]
     chosen = target(profile, source, engines)
-    arguments = {} if chosen == CUDA_VLLM else {"BACKENDS": " ".join(backends), "TOOLS": TOOLS}
+    arguments = {} if image_of(engines) else {"BACKENDS": " ".join(backends), "TOOLS": TOOLS}
     if chosen == "slim":
-        arguments["PACKAGES"] = " ".join(packages({*backends, *engines}, profile, environment["TRANSFORMERS"]))
+        arguments["PACKAGES"] = " ".join(packages({*backends}, engines, profile, environment["TRANSFORMERS"]))
     names = [*ARGUMENTS, "TORCH_INDEX"] if profile == "cpu" else ARGUMENTS
     arguments |= {name: environment[name] for name in names if environment.get(name)}
     line = ["docker", "build", "--file", dockerfile(profile, source), "--tag", tag, "--target", chosen]
@@ -105,17 +112,15 @@ def command(
     return [*line, "."]
 
 
-def packages(users: set[str], profile: str, transformers: str) -> list[str]:
+def packages(backends: set[str], engines: Collection[TextEngine], profile: str, transformers: str) -> list[str]:
     """Return what to install for these backends and engines, as arguments of images/pip.sh."""
     names = ["numpy", "tokenizers"]
-    if users & ONNX:
+    if backends & ONNX:
         names += ["onnxruntime-gpu"] if profile == "cuda" else ["onnxruntime", "openvino"]
-    if users & GENAI:  # torch brings jinja2
-        names += ["openvino-genai", "jinja2"]
-    if users & TORCH:
+    if needs_torch(backends, engines):
         names += ["torch", "pillow", transformers]
-    if "pipeline" in users:
+    if "pipeline" in backends:
         names += ["--group", "media"]
-    if users & (GENAI | {"transformers"}):  # for structured output
-        names += ["xgrammar"]
-    return names
+    if "transformers" in backends:
+        engines = [*engines, TRANSFORMERS]  # this backend may be asked to continue texts
+    return [*dict.fromkeys([*names, *(package for engine in engines for package in engine.packages)])]

@@ -11,8 +11,8 @@ import openvino_genai as genai
 
 from serving.generation.openvino.pipeline import SETTINGS, read_graph
 from serving.generation.row import Options
-from serving.text.prompts import OPENVINO
 from serving.triton.types import BadRequest
+from triton_transformers.engines import OPENVINO
 
 # The kinds in limits.json. A draft model is in the folder of its name.
 DRAFT, LOOKUP = "draft", "lookup"
@@ -76,7 +76,7 @@ class Draft:
             "structured_outputs": self.has_model and bool(options.structured_outputs),  # and fails
         }
         for name in (name for name, is_set in refused.items() if is_set):
-            raise BadRequest(f"option '{name}': {OPENVINO} does not have it together with a draft (DRAFT)")
+            raise BadRequest(f"option '{name}': {OPENVINO.title} does not have it together with a draft (DRAFT)")
         config.num_assistant_tokens = self.tokens
         # Also with a draft model: otherwise GenAI accepts its tokens by chance, so that a seed gives other texts, and
         # fails where it refuses one.

@@ -36,11 +36,11 @@ from serving.generation.openvino.trial import check_bfloat16
 from serving.generation.row import Logprobs, Options, Row
 from serving.structure.checks import DEAD_END
 from serving.structure.worker import Structure
-from serving.text.prompts import OPENVINO
 from serving.text.tokenizer import LIMITS
 from serving.triton.memory import HEADROOM, check_it_fits, memory, one_load_at_a_time
 from serving.triton.parameters import choice_parameter, instance_count, int_parameter, usable_cpus
 from serving.triton.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
+from triton_transformers.engines import OPENVINO
 
 if TYPE_CHECKING:
     from serving.generation.job import Job
@@ -53,7 +53,7 @@ SMALLEST, LARGEST = 1e-30, 1 - 1e-7
 
 
 class GenAIGeneration(ContinuousGeneration):
-    engine_name = OPENVINO
+    text_engine = OPENVINO
     vision: VisionPart | None = None
     engine: GenAIEngine
 
@@ -173,7 +173,7 @@ def structured_texts(folder: Path, tokenizer: genai.Tokenizer, tokens: list[byte
 
 
 class GenAIEngine(TokenEngine):
-    name = "openvino-genai"
+    name = OPENVINO.name
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class GenAIEngine(TokenEngine):
         if options.repetition_penalty != 1 and (options.adapter or tokens[0] >= FIRST):
             # The engine looks for all tokens of the prompt in the vocabulary.
             other = "an adapter" if options.adapter else "images"
-            raise BadRequest(f"option 'repetition_penalty': {OPENVINO} does not have it together with {other}")
+            raise BadRequest(f"option 'repetition_penalty': {OPENVINO.title} does not have it together with {other}")
         self.draft.begin(key, tokens, options, config)
         if options.structured_outputs:
             assert self.structured

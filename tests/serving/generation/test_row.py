@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -257,8 +256,7 @@ def test_end_of_a_scored_text_has_logprobs(model, reference):
 
 
 def has_biases(model: Any) -> bool:
-    prompts: ModuleType = importlib.import_module("serving.text.prompts")
-    return model.engine_name in prompts.ENGINES["logit_bias"]
+    return "logit_bias" not in model.text_engine.lacks
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -316,4 +314,4 @@ def test_options_that_do_not_fit_the_model_are_refused(model, options, reason):
 def test_tokens_of_the_cache_are_counted_if_the_engine_does(model):
     prompt = "a 1 " * 20  # three blocks of the stand-in's cache, and more
     answers = [pieces(send(model, prompt, stream=False))[0].get("num_cached_tokens") for _ in range(2)]
-    assert answers == {"vLLM": [0, 48], "OpenVINO GenAI": [None, None]}.get(model.engine_name, [0, 0])
+    assert answers == {"vLLM": [0, 48], "OpenVINO GenAI": [None, None]}.get(model.text_engine.title, [0, 0])

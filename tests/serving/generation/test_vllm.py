@@ -20,7 +20,6 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from export import backends
 from export.catalogue import Job
 from export.recipes.language import adapters
 from export.recipes.language.recipe import CACHE_BYTES, assemble
@@ -295,12 +294,6 @@ def test_failed_engine_ends_the_process_after_the_answers(module, pb_utils, asse
         assert "vLLM failed: CUDA error: out of memory" in request.sender.responses[0].error[1]
     assert ended.wait(60)
     backend.finalize()
-
-
-def test_files_that_choose_the_image_choose_the_engine(pb_utils):
-    chosen = importlib.import_module("serving.backends.generation").ENGINES
-    assert list(backends.ENGINES)[:-1] == list(chosen)[: len(backends.ENGINES) - 1]
-    assert (backends.ENGINES["model.json"], chosen["model.json"][0]) == ("vllm", "serving.generation.vllm")
 
 
 def test_draft_is_next_to_the_weights_and_refuses_what_vllm_refuses(module, tmp_path):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from export.backends import backend_of, engines, needed
-from scripts.stack.docker.slim import GENAI, ONNX, PROFILES, TORCH, build, checked, command, packages
+from scripts.stack.docker.slim import ONNX, PROFILES, TORCH, build, checked, command, packages
+from triton_transformers.engines import OPENVINO, TRANSFORMERS, VLLM
 from triton_transformers.settings import ROOT, Settings, UserError
 
 ENVIRONMENT = {
@@ -90,16 +91,16 @@ def test_engine_of_a_generating_system_follows_from_its_files(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/config.pbtxt").write_text('backend: "tokenizer"')
     for profile in PROFILES:
-        assert engines(["on_cpu", "texts"], tmp_path, profile) == {"openvino-genai"}
-        assert engines(["on_gpu_stream"], tmp_path, profile) == {"vllm"}
-        assert engines(["on_torch", "on_gpu"], tmp_path, profile) == {"transformers", "vllm"}
+        assert engines(["on_cpu", "texts"], tmp_path, profile) == {OPENVINO}
+        assert engines(["on_gpu_stream"], tmp_path, profile) == {VLLM}
+        assert engines(["on_torch", "on_gpu"], tmp_path, profile) == {TRANSFORMERS, VLLM}
         assert engines(["texts"], tmp_path, profile) == set()
     put(tmp_path, "sees", "openvino_model.xml")
     (tmp_path / "sees/1/vision").mkdir()
-    assert engines(["sees"], tmp_path, "cpu") == {"openvino-genai", "transformers"}
+    assert engines(["sees"], tmp_path, "cpu") == {OPENVINO, TRANSFORMERS}
     put(tmp_path, "new")
-    assert engines(["new"], tmp_path, "cuda") == {"vllm"}
-    assert engines(["new"], tmp_path, "cpu") == {"openvino-genai"}
+    assert engines(["new"], tmp_path, "cuda") == {VLLM}
+    assert engines(["new"], tmp_path, "cpu") == {OPENVINO}
 
 
 def words(line: list[str], after: str) -> list[str]:
@@ -142,12 +143,12 @@ NVIDIA = {"target": ["slim"], "file": ["images/triton/Dockerfile.nvidia"]}
         *[
             ("cpu", ["generation"], {engine}, {"TRITON_SOURCE": "ngc"}, NVIDIA, [f"PACKAGES=numpy tokenizers {more}"])
             for engine, more in (
-                ("openvino-genai", "openvino-genai jinja2 xgrammar"),
-                ("transformers", "torch pillow transformers xgrammar"),
+                (OPENVINO, "openvino-genai jinja2 xgrammar"),
+                (TRANSFORMERS, "torch pillow transformers xgrammar"),
             )
         ],
         # Nothing can be left out of NVIDIA's image with vLLM.
-        ("cuda", ["generation"], {"vllm"}, {}, NVIDIA | {"target": ["cuda-vllm"]}, ["TRITON_IMAGE=triton:1"]),
+        ("cuda", ["generation"], {VLLM}, {}, NVIDIA | {"target": ["cuda-vllm"]}, ["TRITON_IMAGE=triton:1"]),
     ],
 )
 def test_command_builds_what_the_backends_need(profile, backends, engines, settings, expected, arguments):
@@ -156,7 +157,7 @@ def test_command_builds_what_the_backends_need(profile, backends, engines, setti
     built_with = words(line, "--build-arg")
     assert {*arguments} <= {*built_with}
     assert any(word.startswith("TORCH_INDEX=") for word in built_with) == (profile == "cpu")
-    assert any(word.startswith(("BACKENDS=", "PACKAGES=")) for word in built_with) == ("vllm" not in engines)
+    assert any(word.startswith(("BACKENDS=", "PACKAGES=")) for word in built_with) == (VLLM not in engines)
 
 
 def test_unknown_backend_is_an_error_before_the_build():
@@ -180,8 +181,8 @@ def test_dockerfile_installs_the_packages_of_all_backends():
     for profile in PROFILES:
         (stage,) = [text for text in stages if text.startswith(f"build AS packages-{profile}\n")]
         installed = re.search(r"--group .*", stage.replace("\\\n", ""))[0].split()
-        users = TORCH | ONNX | (GENAI if profile == "cpu" else set())
-        assert sorted(installed) == sorted(packages(users, profile, '"$TRANSFORMERS"'))
+        engines = [OPENVINO, TRANSFORMERS] if profile == "cpu" else [TRANSFORMERS]
+        assert sorted(installed) == sorted(packages(TORCH | ONNX, engines, profile, '"$TRANSFORMERS"'))
 
 
 def test_neuron_profile_is_an_error():
