@@ -29,11 +29,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.edge.bodies import media_type
 from gateway.edge.config import Config
 from gateway.edge.counters import SLOT, Counters, InFlightSlot
-from gateway.edge.errors import RETRY, ApiError, form_of_client, shown, timed_out
+from gateway.edge.errors import FORMS, RETRY, ApiError, ErrorForm, form_of_client, shown, timed_out
 from gateway.edge.monitoring import is_loopback
 from gateway.edge.outages import Outages
 from gateway.edge.request_state import RequestState
-from gateway.edge.routes import ApiRoute, Routes
+from gateway.edge.routes import OTHER, ApiRoute, Routes
 
 logger = logging.getLogger("gateway")
 
@@ -76,7 +76,10 @@ class Admission:
         self._outages = Outages()
         self._prefix = secrets.token_hex(6).encode()
         self._numbers = itertools.count()
-        self._refusals = itertools.cycle([_serialized(self._busy(pause_ms).response()) for pause_ms in PAUSES_MS])
+        self._refusals = {
+            form: itertools.cycle([_serialized(self._busy(pause_ms).response(form=form)) for pause_ms in PAUSES_MS])
+            for form in FORMS
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -122,7 +125,7 @@ class Admission:
         if "request_state" in scope:
             scope["request_state"].client_left()
 
-    def refuse_at_once(self, path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    def refuse_at_once(self, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         """Return the whole response to a POST if there are too many already; None if it needs a closer look."""
         if self.counters.running < self._limits.in_flight:
             return None
@@ -133,8 +136,10 @@ class Admission:
             return None
         if self._is_allowed(fields.get(b"origin", b"")):  # whose page may read the refusal
             return None
-        self.counters.request(self._routes.label(path.decode("latin-1")), 429)
-        return next(self._refusals) % self._request_id(fields)
+        path = url.partition(b"?")[0].decode("latin-1")
+        route = self._routes.match({"type": "http", "method": "POST", "path": path})
+        self.counters.request(route.path if route else OTHER, 429)
+        return next(self._refusals[_error_form(route, path, fields)]) % self._request_id(fields)
 
     async def _response(self, state: RequestState, scope: Scope, headers: Headers, receive: Receive) -> Response | None:
         """Return the response of the request's route, or None if the client leaves before the end of its body."""
@@ -188,7 +193,7 @@ class Admission:
         path = scope["path"]
         route = self._routes.match(scope)
         is_api = isinstance(route, ApiRoute)
-        state.error_form = (route.error_form if isinstance(route, ApiRoute) else None) or form_of_client(path, headers)
+        state.error_form = _error_form(route, path, headers)
         if path not in OPEN_PATHS and not (path == METRICS_PATH and _is_from_this_machine(scope, headers)):
             self._check_client(headers, BEARER if is_api or path.startswith("/v1/") else BASIC)
         if route is None:
@@ -277,6 +282,11 @@ class Admission:
     def _too_large(self) -> ApiError:
         message = f"The body is larger than {self._limits.body} bytes (GATEWAY_BODY)."
         return ApiError(413, message, code="request_too_large")
+
+
+def _error_form(route: Route | None, path: str, headers: Headers) -> ErrorForm:
+    """Return the form of errors of the route's API, or of the client's if the path is of no API or of several."""
+    return (route.error_form if isinstance(route, ApiRoute) else None) or form_of_client(path, headers)
 
 
 def _serialized(response: Response) -> bytes:

@@ -82,6 +82,7 @@ def tei_form(error: ApiError) -> dict[str, Any]:
     return {"error": error.message, "error_type": kinds.get(error.status, "Validation")}
 
 
+FORMS: Sequence[ErrorForm] = (openai_form, cohere_form, anthropic_form, tei_form)
 # For each API: how its own paths begin, a header of its clients with a part of its value, and its form of errors.
 CLIENTS: Sequence[tuple[str, bytes, bytes, ErrorForm]] = (
     ("/v1/messages", b"anthropic-version", b"", anthropic_form),

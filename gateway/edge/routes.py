@@ -69,10 +69,6 @@ class Routes:
         self._patterns = [route for route in routes if route.param_convertors]
         self.shown = [route for route in routes if isinstance(route, ApiRoute) and route.is_shown]
 
-    def label(self, path: str) -> str:
-        """Return what metrics call the route of a path without parameters."""
-        return path if path in self._exact else OTHER
-
     def match(self, scope: Scope) -> Route | None:
         """Return the route of the path and method, or of the path for another method, or None."""
         if routes := self._exact.get(scope["path"]):
