@@ -11,8 +11,8 @@ import pytest
 
 from triton_transformers.settings import ROOT
 
-# Tests beside the tree: they need a whole stack, Docker or Kubernetes.
-BESIDE = ("tests/stack/", "tests/docker/", "tests/kubernetes/")
+# Tests beside the tree: they need a whole stack, Docker or Kubernetes, or put all that is of one kind through the same.
+BESIDE = ("tests/stack/", "tests/docker/", "tests/kubernetes/", "tests/conformance/")
 
 
 def test_tests_mirror_the_tree():

@@ -6,12 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pytest
 
 from gateway.edge.config import Limits
 from tests.support.gateway import RunningGateway, gateway_before
-from tests.support.triton_stand_in import GENERATION_INPUTS, Failure, Model, TritonStandIn, generator
+from tests.support.triton_stand_in import GENERATION_INPUTS, Model, TritonStandIn, generator
 
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 COHERE, COHERE_V1 = "/v2/chat", "/v1/chat"
@@ -47,27 +46,11 @@ def models(name: str, pieces: list[str], **parameters: str) -> list[Model]:
     return made
 
 
-def failing(name: str, after: int = 0) -> Model:
-    """Return a model that streams some pieces and fails."""
-    model = generator(name, streams=True)
-    answer = model.answer
-
-    def fail(inputs):
-        yield from list(answer(inputs))[:after]
-        message = "input 'messages' has 300 tokens; in the model's context of 256 that leaves no room for new ones"
-        raise Failure(grpc.StatusCode.INVALID_ARGUMENT, message)
-
-    model.answer = fail
-    return model
-
-
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
     made = [
         *models("plain", WORDS),
         *models("agent", CALLS, tool_parser="hermes", reasoning="think"),
-        *(generator("broken"), failing("broken_stream", after=1)),
-        failing("full"),
     ]
     with gateway_before(*made, limits=Limits(texts=8)) as served:
         yield served
@@ -553,28 +536,6 @@ def test_count_tokens_counts_the_prompt(gateway, received) -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_error_in_a_stream_is_its_last_event(gateway) -> None:
-    *_, last = events(gateway, RESPONSES, model="broken")
-    assert last["type"] == "response.failed"
-    assert last["response"]["status"] == "failed"
-    assert last["response"]["error"]["code"] == "server_error"
-    *_, last = events(gateway, MESSAGES, model="broken")
-    assert (last["type"], last["error"]["type"]) == ("error", "invalid_request_error")
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        (RESPONSES, "input 'input' has 300 tokens; in the model's context"),
-        (MESSAGES, "input 'messages' has 300 tokens; in the model's context"),
-    ],
-)
-def test_error_before_a_stream_has_its_status(gateway, path, message) -> None:
-    reply = gateway.post(path, body(path, model="full", stream=True))
-    assert reply.status == 400
-    assert reply.json["error"]["message"].startswith(message)
-
-
 ORPHAN = {"type": "tool_result", "tool_use_id": "t9", "content": "?"}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -825,10 +786,3 @@ def test_wrong_field_of_cohere_is_named(gateway, received, path, fields, param) 
     assert (reply.status, reply.json.keys()) == (400, {"message"})
     assert f"'{param}'" in reply.json["message"]
     assert not received
-
-
-def test_error_ends_a_stream_of_cohere(gateway) -> None:
-    *_, last = events(gateway, COHERE, model="broken")
-    assert (last["type"], last["delta"]["finish_reason"]) == ("message-end", "ERROR")
-    reply = gateway.post(COHERE_V1, {"model": "broken", "message": "a", "stream": True})
-    assert json.loads(reply.body.splitlines()[-1])["finish_reason"] == "ERROR"

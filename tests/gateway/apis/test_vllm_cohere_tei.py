@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app import ROUTES
-from gateway.edge.bodies import FORM_BODY
 from gateway.edge.config import Config, Limits
-from gateway.edge.routes import ApiRoute
 from tests.support.gateway import Reply, RunningGateway, gateway_before, running_gateway
 from tests.support.page_systems import pipeline
 from tests.support.triton_stand_in import (
@@ -31,72 +27,10 @@ from tests.support.triton_stand_in import (
 )
 from triton_transformers.tensors import Tensor
 
-KEY = "a-key"
 ONE_OF_EACH_KIND = ("embedding", "reranker", "classifier", "sparse", "per_token", "counter", "streaming", "speaker")
 DOCUMENTS = ["nothing", "a red house", "red"]
 SCORES = [0.0, 1.0, 0.5]
 MESSAGES = [{"role": "user", "content": "Hi"}]
-# For each path of an API that takes a body: a good one, but for the model.
-GOOD: dict[str, dict[str, Any]] = {
-    "/v1/embeddings": {"model": "embedding", "input": "a"},
-    "/v1/completions": {"model": "counter", "prompt": "a"},
-    "/v1/chat/completions": {"model": "counter", "messages": MESSAGES},
-    "/v1/responses": {"model": "counter", "input": "a"},
-    "/v1/messages": {"model": "counter", "messages": MESSAGES, "max_tokens": 9},
-    "/v1/messages/count_tokens": {"model": "counter", "messages": MESSAGES},
-    "/v1/rerank": {"model": "reranker", "query": "red", "documents": DOCUMENTS},
-    "/v1/classify": {"model": "classifier", "input": "good"},
-    "/v1/moderations": {"model": "classifier", "input": "good"},
-    "/v1/audio/speech": {"model": "speaker", "input": "a", "voice": "default"},
-    "/v1/score": {"model": "reranker", "text_1": "red", "text_2": DOCUMENTS},
-    "/pooling": {"model": "embedding", "input": "a"},
-    "/tokenize": {"model": "embedding", "prompt": "a"},
-    "/models/{model}/tokenize": {"inputs": "a"},
-    "/decode": {"model": "embedding", "ids": ids_of("a")},
-    "/detokenize": {"model": "embedding", "tokens": ids_of("a")},
-    "/v2/chat": {"model": "counter", "messages": MESSAGES},
-    "/v1/chat": {"model": "counter", "message": "a"},
-    "/v2/embed": {"model": "embedding", "texts": ["a"]},
-    "/v1/embed": {"model": "embedding", "texts": ["a"]},
-    "/v2/rerank": {"model": "reranker", "query": "red", "documents": DOCUMENTS},
-    "/embed": {"inputs": "a"},
-    "/embed_sparse": {"inputs": "a"},
-    "/embed_all": {"inputs": "a"},
-    "/predict": {"inputs": "good"},
-    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["a"]}},
-    "/models/{model}/rerank": {"query": "red", "texts": DOCUMENTS},
-    "/": {"query": "red", "texts": DOCUMENTS},
-    "/models/{model}/v1/chat/completions": {"messages": MESSAGES},
-    "/models/{model}/v1/completions": {"prompt": "a"},
-}
-SAME = {
-    "/embeddings": "/v1/embeddings",
-    "/rerank": "/v1/rerank",
-    "/classify": "/v1/classify",
-    "/score": "/v1/score",
-    "/models/{model}": "/",
-    "/models/{model}/chat/completions": "/models/{model}/v1/chat/completions",
-}
-MODEL_OF = {
-    "/embed": "embedding",
-    "/embed_sparse": "sparse",
-    "/embed_all": "per_token",
-    "/predict": "classifier",
-    "/similarity": "embedding",
-    "/rerank": "reranker",
-    "/tokenize": "embedding",
-    "/decode": "embedding",
-    "": "reranker",
-    "/v1/chat/completions": "counter",
-    "/chat/completions": "counter",
-    "/v1/completions": "counter",
-}
-ONE_TEXT = ("/v1/responses", "/v1/audio/speech")
-PATHS = [
-    route.path
-    for route in ROUTES
-    if isinstance(route, ApiRoute) and "POST" in (route.methods or ()) and route.body != FORM_BODY
-]
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +59,6 @@ def gateway(triton: TritonStandIn) -> Iterator[RunningGateway]:
 
 
 @pytest.fixture(scope="module")
-def locked(triton: TritonStandIn) -> Iterator[RunningGateway]:
-    with gateway_serving(triton, *ONE_OF_EACH_KIND, keys=(hashlib.sha256(KEY.encode()).digest(),)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def crowded(triton: TritonStandIn) -> Iterator[RunningGateway]:
     """Run a gateway before several systems of a kind."""
     with gateway_serving(triton, *triton.models) as running:
@@ -154,56 +82,14 @@ def message(reply: Reply) -> str:
     return str(error["message"] if isinstance(error, dict) else error)
 
 
-def address(path: str) -> str:
-    """Return the path for requests to a model of the kind that it is for."""
-    start, _, end = path.partition("{model}")
-    return f"{start}{MODEL_OF[end]}{end}" if path != start else path
-
-
-def body_of(path: str) -> dict[str, Any]:
-    path = SAME.get(path, path)
-    return GOOD[path] if path in GOOD else GOOD[path.removeprefix("/models/{model}")]
-
-
 # --- every route ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_path_has_the_same_keys_and_limits(locked: RunningGateway, triton: TritonStandIn, path: str) -> None:
-    body, url, key = body_of(path), address(path), {"authorization": f"Bearer {KEY}"}
-    reply = locked.post(url, body)
-    assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
-    assert message(reply).startswith("Incorrect or missing API key")
-    assert locked.request("POST", url, b"{}", {"content-type": "text/plain"} | key).status == 415
-    assert locked.post(url, body | {"filler": "x" * 60_000}, **key).status == 413
-    assert locked.request("PUT", url, b"{}", key).status == 405
-    reply = locked.post(url, body | {"colour": "red"}, **key)
-    assert (reply.status, message(reply)) == (400, "Unknown parameter: 'colour'.")
-    texts = next((name for name in ("input", "documents", "text_2", "texts", "inputs", "prompt") if name in body), "")
-    if texts and path not in (
-        "/similarity",
-        "/models/{model}/similarity",
-        "/tokenize",
-        "/v1/responses",
-        "/v1/audio/speech",
-    ):
-        many = [["a"]] * 11 if "predict" in path else ["a"] * 11
-        reply = locked.post(url, body | {texts: many}, **key)
-        assert (reply.status, f"'{texts}' has 11 elements" in message(reply)) == (400, True)
-    assert not triton.received
-    assert locked.post(url, body, **key).status == 200
-
-
-def test_errors_have_the_form_of_the_api(gateway: RunningGateway) -> None:
-    wrong = {"colour": "red"}
-    assert gateway.post("/v1/score", wrong).error["param"] == "colour"
-    assert gateway.post("/v2/embed", wrong).json == {"message": "Unknown parameter: 'colour'."}
-    invalid = {"type": "invalid_request_error", "message": "Unknown parameter: 'colour'."}
-    assert gateway.post("/v1/messages", wrong).json == {"type": "error", "error": invalid}
-    of_tei = {"error": "Unknown parameter: 'colour'.", "error_type": "Validation"}
-    assert gateway.post("/embed", wrong).json == of_tei
-    assert gateway.post("/rerank", wrong | {"query": "a", "texts": ["b"]}).json == of_tei
-    assert gateway.post("/rerank", wrong | {"query": "a", "documents": ["b"]}).error["param"] == "colour"
+def test_errors_of_a_shared_path_have_the_form_of_the_body(gateway: RunningGateway) -> None:
+    wrong = {"query": "a", "colour": "red"}
+    expected = {"error": "Unknown parameter: 'colour'.", "error_type": "Validation"}
+    assert gateway.post("/rerank", wrong | {"texts": ["b"]}).json == expected
+    assert gateway.post("/rerank", wrong | {"documents": ["b"]}).error["param"] == "colour"
 
 
 CLIENTS = {
@@ -525,6 +411,8 @@ def test_classifier_without_names_of_labels_is_refused() -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 SCORE = {"model": "reranker", "text_1": "a", "text_2": "b"}
+EMBED = {"model": "embedding", "texts": ["a"]}
+RERANK = {"model": "reranker", "query": "red", "documents": DOCUMENTS}
 SEVERAL = (
     "/ is answered by embedding, classifier, sparse, per_token. Name one in the address, such as /models/embedding."
 )
@@ -546,15 +434,15 @@ SEVERAL = (
         ("/tokenize", "model", {"model": "reranker", "prompt": "a"}),
         ("/tokenize", "return_token_strs", {"model": "embedding", "prompt": "a", "return_token_strs": True}),
         *(("/detokenize", "tokens[0]", {"model": "embedding", "tokens": [token]}) for token in (-1, "a")),
-        *(("/v2/embed", "'texts'", GOOD["/v2/embed"] | fields) for fields in ({"texts": None}, {"inputs": []})),
-        ("/v2/embed", "'images'", GOOD["/v2/embed"] | {"images": ["data:image/png;base64,"]}),
-        ("/v2/embed", "'embedding_types[0]'", GOOD["/v2/embed"] | {"embedding_types": ["int8"]}),
-        *(("/v2/embed", "'truncate'", GOOD["/v2/embed"] | {"truncate": value}) for value in ("NONE", "START")),
-        ("/v2/embed", "'max_tokens'", GOOD["/v2/embed"] | {"max_tokens": 5}),
-        ("/v2/embed", "'input_type'", GOOD["/v2/embed"] | {"input_type": "video"}),
-        ("/v2/embed", "'dimensions'", GOOD["/v2/embed"] | {"output_dimension": 5}),
-        ("/v2/rerank", "'max_tokens_per_doc'", GOOD["/v2/rerank"] | {"max_tokens_per_doc": 5}),
-        ("/v2/rerank", "'query'", GOOD["/v2/rerank"] | {"query": ""}),
+        *(("/v2/embed", "'texts'", EMBED | fields) for fields in ({"texts": None}, {"inputs": []})),
+        ("/v2/embed", "'images'", EMBED | {"images": ["data:image/png;base64,"]}),
+        ("/v2/embed", "'embedding_types[0]'", EMBED | {"embedding_types": ["int8"]}),
+        *(("/v2/embed", "'truncate'", EMBED | {"truncate": value}) for value in ("NONE", "START")),
+        ("/v2/embed", "'max_tokens'", EMBED | {"max_tokens": 5}),
+        ("/v2/embed", "'input_type'", EMBED | {"input_type": "video"}),
+        ("/v2/embed", "'dimensions'", EMBED | {"output_dimension": 5}),
+        ("/v2/rerank", "'max_tokens_per_doc'", RERANK | {"max_tokens_per_doc": 5}),
+        ("/v2/rerank", "'query'", RERANK | {"query": ""}),
         ("/embed", "'inputs'", {"inputs": ""}),
         ("/embed", "'inputs[1]'", {"inputs": ["a", ""]}),
         ("/embed_all", "'truncate'", {"inputs": "a", "truncate": False}),

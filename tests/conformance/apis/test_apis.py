@@ -1,0 +1,180 @@
+"""Each API under each fault: refusals, failures of Triton, clients that leave, silence, in the form of the API."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.app import ROUTES
+from gateway.edge.routes import ApiRoute
+from gateway.edge.streams import EventStream
+from tests.conformance.apis import audio, cohere, embeddings, hugging_face, messages, openai_text, responses, tei
+from tests.conformance.apis.run import KEYED, PIECE, Case, read_error, read_last
+from tests.conformance.apis.world import World, running_world
+from tests.support.gateway import Reply, RunningGateway
+from tests.support.triton_stand_in import WAIT_S
+
+APIS = (openai_text, responses, messages, embeddings, cohere, tei, hugging_face, audio)
+CASES: list[Case] = [case for api in APIS for case in api.CASES]
+STREAMS = [case for case in CASES if case.stream]
+SECRET = "RuntimeError: a secret of the server"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[World]:
+    with running_world() as world:
+        yield world
+
+
+@pytest.fixture
+def world(running: World) -> Iterator[World]:
+    """Return the world without the requests of other tests. At the end no request may run, nor keep a slot."""
+    running.triton.received.clear()
+    running.triton.cancelled.clear()
+    yield running
+    running.gateway.wait_until(running.is_idle)
+
+
+def each(cases: list[Case]) -> Any:
+    """Return a mark that runs a test for each case."""
+    return pytest.mark.parametrize("case", cases, ids=[case.id for case in cases])
+
+
+def send(gateway: RunningGateway, case: Case, url: str = "", **fields: Any) -> Reply:
+    return gateway.request("POST", url or case.url, *case.sent(**fields))
+
+
+@contextlib.contextmanager
+def opened(gateway: RunningGateway, case: Case) -> Iterator[http.client.HTTPResponse]:
+    """Send the case as a stream, and read its first piece. At the end of the block the client leaves."""
+    body, headers = case.sent(stream=True)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=WAIT_S)
+    with contextlib.closing(connection):
+        connection.request("POST", case.url, body, headers)
+        response = connection.getresponse()
+        line = response.readline()
+        while PIECE not in line:
+            assert line, "the stream ended before its first piece"
+            line = response.readline()
+        yield response
+
+
+def test_each_route_has_a_case() -> None:
+    paths = {route.path for route in ROUTES if isinstance(route, ApiRoute) and "POST" in (route.methods or ())}
+    assert paths == {case.path for case in CASES}
+
+
+@each(CASES)
+def test_refusal_has_the_form_of_the_api_and_reaches_no_model(world: World, case: Case) -> None:
+    """Send the case without its key, with another type, too large, by another method, and with a field too many."""
+    body, headers = case.sent()
+    gateway = world.gateway
+    replies = {
+        401: gateway.request("POST", case.url, body, {"content-type": headers["content-type"]}),
+        413: send(gateway, case, filler="x" * 60_000),
+        415: gateway.request("POST", case.url, b"{}", {"content-type": "text/plain"} | KEYED),
+        405: gateway.request("PUT", case.url, b"{}", KEYED),
+        400: send(gateway, case, colour="red"),
+        429: send(world.full, case),
+    }
+    assert [reply.status for reply in replies.values()] == [*replies]
+    errors = {status: read_error(case.form, status, reply.json) for status, reply in replies.items()}
+    assert replies[401].headers["www-authenticate"] == "Bearer"
+    assert errors[401]["message"].startswith("Incorrect or missing API key")
+    assert "'colour'" in errors[400]["message"]
+    assert float(replies[429].headers["retry-after-ms"]) >= 600
+    if case.many:
+        reply = send(gateway, case, **{case.many: ["a"] * 11})
+        error = read_error(case.form, 400, reply.json)
+        assert (reply.status, f"'{case.many}' has 11 elements" in error["message"]) == (400, True)
+    assert not world.triton.received
+    assert send(gateway, case).status == 200
+
+
+@each([case for case in CASES if case.system or "model" in case.body])
+def test_unknown_model_is_not_found(world: World, case: Case) -> None:
+    fields = {} if case.system else {"model": "nobody"}
+    reply = send(world.gateway, case, case.path.replace("{model}", "nobody"), **fields)
+    assert reply.status == 404
+    assert "'nobody' does not exist" in read_error(case.form, 404, reply.json)["message"]
+    assert not world.triton.received
+
+
+@pytest.mark.parametrize("status", [400, 500, 503])
+@each(CASES)
+def test_failure_before_an_answer_has_its_status(world: World, case: Case, status: int) -> None:
+    message = "input 'x': too strange" if status == 400 else SECRET
+    for fields in ({}, {"stream": True})[: 2 if case.stream else 1]:
+        with world.fails(status, message):
+            reply = send(world.gateway, case, **fields)
+        error = read_error(case.form, status, reply.json)
+        assert (reply.status, SECRET in error["message"]) == (status, False)
+        assert status != 400 or "too strange" in error["message"]
+        assert status != 503 or reply.headers["retry-after"] == "1"
+
+
+@each(CASES)
+def test_answer_that_takes_too_long_gets_504(world: World, case: Case) -> None:
+    # This connects and reads the configurations, for which a third of a second may be too short.
+    world.hasty.wait_until(lambda: send(world.hasty, case).status == 200)
+    with world.holds():
+        reply = send(world.hasty, case)
+        assert reply.status == 504
+        read_error(case.form, 504, reply.json)
+
+
+@each(CASES)
+def test_client_that_leaves_ends_its_requests(world: World, case: Case) -> None:
+    body, headers = case.sent()
+    with world.holds():
+        with world.gateway.sent("POST", case.url, body, headers):
+            world.triton.wait_until(lambda: bool(world.triton.running))
+        world.gateway.wait_until(world.is_idle)
+        assert world.triton.cancelled
+
+
+@each(STREAMS)
+def test_client_that_leaves_a_stream_ends_its_requests(world: World, case: Case) -> None:
+    with world.holds(piece=1):
+        with opened(world.gateway, case):
+            world.triton.wait_until(lambda: bool(world.triton.running))
+        world.gateway.wait_until(world.is_idle)
+        assert world.triton.cancelled
+
+
+@each(STREAMS)
+def test_failure_within_a_stream_is_its_last_event(world: World, case: Case) -> None:
+    with world.fails(500, SECRET, piece=1), opened(world.gateway, case) as response:
+        assert SECRET not in read_last(case.stream, 500, response.read())
+
+
+@each(STREAMS)
+def test_silence_ends_a_stream_with_an_error(world: World, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the time between events alone. The request's own time must not end in the same moment."""
+    send_events = EventStream.send_events
+
+    async def send_hastily(self: EventStream, send: Any) -> None:
+        self.timeout = 0.2
+        await send_events(self, send)
+
+    monkeypatch.setattr(EventStream, "send_events", send_hastily)
+    with world.holds(piece=1), opened(world.gateway, case) as response:
+        assert "sent nothing for 0.2 seconds" in read_last(case.stream, 504, response.read())
+        world.gateway.wait_until(world.is_idle)
+
+
+@each([case for case in CASES if case.prompt])
+def test_prompt_that_is_too_long_is_refused_by_its_name(world: World, case: Case) -> None:
+    source = "text_input" if case.prompt == "prompt" else "messages"
+    reason = f"input '{source}' has 300 tokens; in the model's context of 256 that leaves no room for new ones"
+    for fields in ({}, {"stream": True}):
+        with world.fails(400, f"{reason}, and 'max_new_tokens' is 16"):
+            reply = send(world.gateway, case, **fields)
+        error = read_error(case.form, 400, reply.json)
+        assert reply.status == 400
+        assert f"'{case.prompt}' has 300 tokens" in error["message"] and "max_new_tokens" not in error["message"]
+        assert case.form != "openai" or (error["param"], error["code"]) == (case.prompt, "context_length_exceeded")
