@@ -20,6 +20,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from loadtest.compare.compare import Comparison, progress_bar
@@ -390,18 +392,22 @@ def write(results: Results, reports: Path) -> Path:
     return target
 
 
-def main() -> int:
-    settings = Settings.load()
-    results = Overload(settings).run()
+def print_result(results: Results, console: Console) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for label, value in rows(results):
         table.add_row(label, value)
-    out.print(table)
-    out.print(f"\n[bold]{sentence(results)}[/]")
+    console.print(table)
+    console.print(f"\n[bold]{escape(sentence(results))}[/]")
     if results["advice"]:
-        out.print(results["advice"])
+        console.print(escape(results["advice"]))
+
+
+def main() -> int:
+    settings = Settings.load()
+    results = Overload(settings).run()
+    print_result(results, out)  # before the report, which a full disk prevents
     for complaint in results["complaints"]:
-        err.print(f"[yellow]doubtful:[/] {complaint}")
+        err.print(f"[yellow]doubtful:[/] {escape(complaint)}")
     folder = os.path.relpath(write(results, settings.reports))
     out.print(f"\nreport  {folder}/report.html  (numbers: {folder}/results.json)")
     return 0

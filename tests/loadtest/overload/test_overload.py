@@ -8,8 +8,7 @@ import pytest
 
 from loadtest.load.arrivals import GIVEN_UP, Sample
 from loadtest.overload import overload
-
-REFUSAL = '429 {"error": {}}'
+from tests.support.report_results import LATE, REFUSAL
 
 
 def test_figures_count_each_request_once():
@@ -71,18 +70,6 @@ def test_timeline_counts_the_responses_of_each_second():
     assert (last["in_time"], last["late"], last["failed"]) == (1, 0, 2)
 
 
-SETTINGS = {"factor": 3.0, "target_ms": 1000.0, "in_flight": 256, "window_s": 20.0}
-# The server answers 78 requests per second, each after more than 3 s in the queue.
-LATE = {
-    "system": "embedding", "settings": SETTINGS, "host": {"cores": 2}, "capacity_rps": 78.0, "scheduled_rps": 234.0,
-    "arrived_rps": 234.0, "sent_rps": 234.0, "late_p50_ms": 0.5, "late_p95_ms": 3.0, "goodput_rps": 0.0,
-    "goodput_ratio": 0.0, "answered_rps": 78.0, "accepted_p50_ms": 2840.0, "accepted_p95_ms": 3300.0,
-    "refused_share": 0.66, "refused": 3000, "refused_p50_ms": 2.0, "refused_p95_ms": 44.0,
-    "refused_since_sent_p50_ms": 1.0, "refused_since_sent_p95_ms": 43.0, "failed": 0, "given_up": 0,
-    "lone_p50_ms": 15.0, "as_fast_ms": 30.0, "recovered_s": 3.5, "client_cores": 0.3, "other_cores": 0.1,
-}  # fmt: skip
-
-
 def test_headline_counts_only_answers_within_the_target():
     assert overload.sentence(LATE) == (
         "None of the 234 requests of embedding that arrive per second, 3 times the capacity, is answered within 1000 "
@@ -140,29 +127,3 @@ def test_late_load_generator_gets_the_advice_that_its_own_use_allows(cores, othe
     complaint = overload.complaints(LATE | {"late_p95_ms": 80.0, "client_cores": cores, "other_cores": others})[-1]
     assert remedy in complaint
     assert ("a CPU of its own" in complaint) == (cores > 0.5)
-
-
-def report(tmp_path, **changes) -> str:
-    samples = [Sample(n / 10, 3000.0, "") for n in range(100)] + [Sample(n / 10, 3.0, REFUSAL) for n in range(100)]
-    results = LATE | {
-        "run": "R", "profile": "cpu", "runtime": "local", "command": "make loadtest OVERLOAD=3", "engines": {},
-        "triton": {"version": "2.51.0", "image": None, "cores": 2}, "complaints": [], "advice": overload.advice(LATE),
-        "host": {"cpu": "A CPU", "cores": 2, "memory_gb": 8.0, "gpu": None, "system": "Linux"},
-        "settings": SETTINGS | {"users": 32, "workers": 0, "triton_cpus": "", "loadtest_cpus": ""},
-        "timeline": overload.timeline(samples, 1000.0), "single_requests": [(0.1, 900.0), (1.0, None), (3.5, 20.0)],
-    } | changes  # fmt: skip
-    folder = overload.write(results, tmp_path)
-    assert (folder / "overload.png").exists()
-    return (folder / "report.html").read_text()
-
-
-def test_report_has_headline_advice_chart_and_indented_parts(tmp_path):
-    html = report(tmp_path)
-    assert "None of the 234 requests" in html
-    assert "Set GATEWAY_IN_FLIGHT=62" in html
-    assert '<td class="part">  of the capacity</td>' in html
-    assert html.count("data:image/svg+xml;base64,") == 4
-    assert ">0.00<small>" in html
-    # A report without any answer is drawn too.
-    empty = {"run": "S", "timeline": overload.timeline([], 1000.0), "single_requests": []}
-    assert "<h1>" in report(tmp_path, **empty)
