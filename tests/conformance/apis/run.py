@@ -46,6 +46,15 @@ class Case:
         return json.dumps(body).encode(), {"content-type": "application/json"} | KEYED
 
 
+@dataclass(frozen=True)
+class Wrong:
+    """Fields that make the request of a case wrong, and the name of the field that the refusal gives."""
+
+    case: str
+    fields: dict[str, Any]
+    param: str
+
+
 def multipart(*fields: tuple[str, str | bytes]) -> bytes:
     parts = []
     for name, value in fields:

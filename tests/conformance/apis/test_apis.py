@@ -13,13 +13,15 @@ from gateway.app import ROUTES
 from gateway.edge.routes import ApiRoute
 from gateway.edge.streams import EventStream
 from tests.conformance.apis import audio, cohere, embeddings, hugging_face, messages, openai_text, responses, tei
-from tests.conformance.apis.run import KEYED, PIECE, Case, read_error, read_last
+from tests.conformance.apis.run import KEYED, PIECE, Case, Wrong, read_error, read_last
 from tests.conformance.apis.world import World, running_world
 from tests.support.gateway import Reply, RunningGateway
 from tests.support.triton_stand_in import WAIT_S
 
 APIS = (openai_text, responses, messages, embeddings, cohere, tei, hugging_face, audio)
 CASES: list[Case] = [case for api in APIS for case in api.CASES]
+WRONG: list[Wrong] = [wrong for api in (responses, messages, cohere) for wrong in api.WRONG]
+BY_ID = {case.id: case for case in CASES}
 STREAMS = [case for case in CASES if case.stream]
 SECRET = "RuntimeError: a secret of the server"
 
@@ -101,6 +103,16 @@ def test_unknown_model_is_not_found(world: World, case: Case) -> None:
     reply = send(world.gateway, case, case.path.replace("{model}", "nobody"), **fields)
     assert reply.status == 404
     assert "'nobody' does not exist" in read_error(case.form, 404, reply.json)["message"]
+    assert not world.triton.received
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=[f"{wrong.case}-{wrong.param}" for wrong in WRONG])
+def test_wrong_field_is_named_and_reaches_no_model(world: World, wrong: Wrong) -> None:
+    case = BY_ID[wrong.case]
+    reply = send(world.gateway, case, **wrong.fields)
+    error = read_error(case.form, 400, reply.json)
+    assert reply.status == 400
+    assert error["param"] == wrong.param if case.form == "openai" else f"'{wrong.param}'" in error["message"]
     assert not world.triton.received
 
 
