@@ -40,7 +40,7 @@ from triton_transformers.cli import err, out
 from triton_transformers.files import exclusive
 from triton_transformers.model_config import CONFIGS, is_outdated, tuned_configs, with_steps
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.tasks.pipelines import PIPELINE
+from triton_transformers.tasks.task import PIPELINE
 
 SHOWN_KEYS = 8
 # The libraries that read and run a model, as named in messages.

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from export.checkpoint.tasks import IMAGE_TEXT, TEXT_IMAGE, TEXT_TASKS
+from export.checkpoint.tasks import IMAGE_TEXT
 from export.neuron.target import Target
 from export.sources.source import Hub, Package, Source, Weights
 from triton_transformers.engines import TEXT_FORMATS, engine_of_format
 from triton_transformers.settings import UserError
-from triton_transformers.tasks.pipelines import FASTER, PIPELINE, PIPELINE_TASKS
+from triton_transformers.tasks.table import TASKS
+from triton_transformers.tasks.task import INT8, PIPELINE
 
-ONNX_FORMATS = ("onnx", "onnx-int8", "python")
-INT8_FORMATS = ("onnx", "int8", "onnx-int8", "python")
-# The tasks of texts for which no measure of what int8 keeps is defined.
-WITHOUT_INT8 = ("fill-mask", "question-answering")
 # All formats that `make models` can make.
-FORMATS = tuple(dict.fromkeys((*INT8_FORMATS, *TEXT_FORMATS, PIPELINE)))
+FORMATS = tuple(dict.fromkeys((*INT8, *TEXT_FORMATS, PIPELINE)))
 
 
 def runs_on(form: str, profile: str) -> bool:
@@ -92,9 +89,8 @@ class Recipe:
     """The way to make the systems of a task: `assemble` in export/recipes/<module>.py."""
 
     module: str
-    formats: tuple[str, ...] = ONNX_FORMATS  # the first that runs on the profile is the default
+    formats: tuple[str, ...]  # the first that runs on the profile is the default
     neuron: bool = False  # PROFILE=neuron compiles the model, instead of making one of the formats
-    # Increase it with each change of what the recipe makes: `make models` then assembles older systems again.
     version: str = "1"
 
     def default_format(self, profile: str) -> str:
@@ -127,18 +123,9 @@ class System:
 
 
 RECIPES = {
-    **{task: Recipe(PIPELINE, (PIPELINE,)) for task in PIPELINE_TASKS},
-    **{task: Recipe("text.recipe", INT8_FORMATS, neuron=True) for task in TEXT_TASKS},
-    **{task: Recipe("text.recipe", neuron=True) for task in WITHOUT_INT8},
-    **{task: Recipe("text.recipe", ("onnx", "python")) for task, steps in TEXT_TASKS.items() if steps.is_one_model},
-    TEXT_IMAGE: Recipe("vision"),
-    "text-generation": Recipe("language.recipe", TEXT_FORMATS, version="2"),
-    IMAGE_TEXT: Recipe("language.recipe", tuple(form for form in TEXT_FORMATS if form != "openvino-bf16")),
-    "image-classification": Recipe("vision"),
-    "image-feature-extraction": Recipe("vision"),
+    **{name: Recipe(task.recipe, task.formats, task.neuron, task.version) for name, task in TASKS.items()},
     "gpt2": Recipe("gpt2", ("onnx",)),
 }
-RECIPES |= {task: replace(RECIPES[task], formats=(*RECIPES[task].formats, PIPELINE)) for task in FASTER}
 
 HASHES = (
     ("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +15,14 @@ from rich.text import Text
 
 from export.added_adapters import FACT
 from export.catalogue import CATALOGUE, SMALL_MODELS, SYSTEMS
-from export.checkpoint.tasks import TEXT_TASKS, TextTask
 from export.drafts import FACT as DRAFT
 from export.record import Record, read_records
 from export.sources.source import source_of
 from triton_transformers.cli import out
 from triton_transformers.model_config import ModelConfig, Tensor, load_config, with_steps
 from triton_transformers.settings import Settings
+from triton_transformers.tasks.table import ENCODERS, TASKS
+from triton_transformers.tasks.task import Encoder
 
 WIDTH = 80
 SMALL_WIDTH = 140  # of the table with one line for each task
@@ -109,24 +110,24 @@ def own_models(repository: Path, records: list[Record]) -> Iterator[str]:
             yield config.parent.name
 
 
-def expected_config(task: TextTask) -> ModelConfig:
+def expected_config(inputs: Iterable[str], encoder: Encoder) -> ModelConfig:
     """Return the tensors of a text system that is not assembled and has no config.pbtxt in git."""
-    inputs = [
-        Tensor(name, "STRING", (1,), optional=task.second_is_optional and n == 1) for n, name in enumerate(task.inputs)
+    texts = [
+        Tensor(name, "STRING", (1,), optional=encoder.second_is_optional and n == 1) for n, name in enumerate(inputs)
     ]
     outputs = [
         Tensor(name, data_type, tuple(axis if isinstance(axis, int) else -1 for axis in axes))
-        for name, (data_type, axes) in task.ensemble_outputs.items()
+        for name, (data_type, axes) in encoder.ensemble_outputs.items()
     ]
-    return ModelConfig(max_batch_size=1, inputs=tuple(inputs), outputs=tuple(outputs))
+    return ModelConfig(max_batch_size=1, inputs=tuple(texts), outputs=tuple(outputs))
 
 
 def interface(model: str, repository: Path) -> str:
     """Return the model's tensors in the notation of clients: input_text BYTES [N,1] → output__0 FP32 [N,384]."""
     config = load_config(model, repository)
     system = SYSTEMS.get(model)
-    if system and system.task in TEXT_TASKS and not config.inputs:
-        config = expected_config(TEXT_TASKS[system.task])
+    if system and not config.inputs and (encoder := ENCODERS.get(system.task)):
+        config = expected_config(TASKS[system.task].inputs, encoder)
 
     def spelled(tensor: Tensor) -> str:
         shape = [*(["N"] if config.max_batch_size else []), *map(str, tensor.dims)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from export.added_adapters import adapter_changes
-from export.catalogue import CATALOGUE, FORMATS, RECIPES, SYSTEMS, WITHOUT_INT8, System, find_system, runs_on
+from export.catalogue import CATALOGUE, FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
 from export.checkpoint.unsupported import check_task_name
 from export.drafts import is_recorded, requested_draft
 from export.neuron.target import Target
@@ -15,10 +15,9 @@ from export.sources.source import Folder, Hub, Source, identity, source_of
 from triton_transformers.cli import out
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.tasks.kinds import NAME
-from triton_transformers.tasks.pipelines import PIPELINE
+from triton_transformers.tasks.table import TASKS
+from triton_transformers.tasks.task import PIPELINE
 
-# The recipe `gpt2` makes models with published names, so it serves gpt2_ensemble only.
-TASKS = tuple(task for task in RECIPES if task != "gpt2")
 # These settings choose what a system is made of. Without any of them, a system that is in place stays as it is.
 CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT", "MIN_QUALITY", "DRAFT")
 
@@ -91,7 +90,7 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
     check_task_name(settings.task)
     form = chosen_format(settings) or system.format
     task = "" if source and name not in SYSTEMS else system.task  # other weights may be for another task
-    task = settings.choice("TASK", TASKS) if settings.task else task
+    task = settings.choice("TASK", tuple(TASKS)) if settings.task else task
     if task and settings.format:
         check_format(name, task, form)
     return replace(
@@ -185,10 +184,6 @@ def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
 # --- the formats of one system, which `make loadtest FORMATS` compares -----------------------------------------------
 
 
-# The tasks whose answers have no vectors or labels that loadtest/measure/agreement.py compares.
-INCOMPARABLE = (*WITHOUT_INT8, "sparse-embedding")
-
-
 def check_formats(settings: Settings) -> None:
     """Raise UserError unless SYSTEM can be assembled in each of FORMATS, and compared."""
     name, repository, where = settings.system, settings.model_repository, f"FORMATS={settings['FORMATS']}"
@@ -204,7 +199,7 @@ def check_formats(settings: Settings) -> None:
     recipe = RECIPES[system.task]
     if recipe.module in ("language.recipe", "gpt2"):
         raise UserError(f"{where}: {name} generates text, and FORMATS compares systems that embed, rank or classify")
-    if system.task in INCOMPARABLE:
+    if TASKS[system.task].is_incomparable:
         raise UserError(f"{where}: no measure compares the answers of {name} ({system.task})")
     if settings.profile == "neuron":
         raise UserError(f"{where}: PROFILE=neuron compiles {name}, and has no formats to compare")

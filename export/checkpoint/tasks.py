@@ -1,8 +1,4 @@
-"""Define what models do: the tensors of each task, and how to find a model's task from its files.
-
-Axes by letter: T tokens, L labels, D the width of a vector, M that of a token's vector, H that of the encoder's, V the
-vocabulary, K the requested answers, S the spans of a text, E its entities, or the words in its sparse vector.
-"""
+"""Find a model's task from its files."""
 
 from __future__ import annotations
 
@@ -10,144 +6,14 @@ import inspect
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from export.checkpoint.adapters import adapter_folders
+from export.checkpoint.pipelines import DOCUMENTS, DONUT, IMAGES_TO_TEXTS, pipeline_tasks_of
 from triton_transformers.settings import UserError
-from triton_transformers.tasks.kinds import TOKEN_COUNT
-from triton_transformers.tasks.pipelines import (
-    DOCUMENTS,
-    DONUT,
-    FASTER,
-    IMAGES_TO_TEXTS,
-    PIPELINE_TASKS,
-    pipeline_tasks_of,
-)
-
-Axes = tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
-class TextTask:
-    """A text encoder's task, with a last step if the encoder's outputs are not yet the answer."""
-
-    model_class: str  # in transformers
-    outputs: dict[str, Axes]  # of the encoder
-    inputs: tuple[str, ...] = ("input_text",)
-    second_is_optional: bool = False
-    truncation: str = "longest_first"  # which text of a pair is cut: a strategy of the library tokenizers
-    # The last step: what it takes from the tokenizer and from the request beside the encoder's outputs.
-    from_tokenizer: tuple[str, ...] = ()
-    from_request: tuple[str, ...] = ()
-    answers: dict[str, tuple[str, Axes]] = field(default_factory=dict)
-    # The encoder itself makes the answers of its graph's outputs.
-    encoder_answers: bool = False
-    # The encoder is the whole system: an ensemble asks its steps for all outputs, whatever a client asks for.
-    is_one_model: bool = False
-
-    @property
-    def has_last_step(self) -> bool:
-        return bool(self.answers) and not self.encoder_answers
-
-    @property
-    def compared(self) -> list[str]:
-        """Return the outputs of the encoder as they are served."""
-        return list(self.answers if self.encoder_answers else self.outputs)
-
-    @property
-    def cuts_windows(self) -> bool:
-        """Return whether a second text that is too long becomes several rows of the encoder, instead of being cut."""
-        return "pair" in self.from_tokenizer
-
-    @property
-    def tokenizes_in_encoder(self) -> bool:
-        """Return whether the encoder takes texts: unless the last step needs the same tokens, one step is faster."""
-        return not self.from_tokenizer
-
-    @property
-    def ensemble_outputs(self) -> dict[str, tuple[str, Axes]]:
-        """Return the outputs that clients get. Windows have no token count, because their rows are not the client's.
-
-        Triton's response has the outputs of an ensemble in reverse order, and some clients read only the first, so the
-        token count comes first.
-        """
-        answers = self.answers or {name: ("FP32", axes) for name, axes in self.outputs.items()}
-        return answers if self.cuts_windows else {TOKEN_COUNT: ("INT32", (1,)), **answers}
-
-
-SPARSE: dict[str, tuple[str, Axes]] = {
-    "token": ("STRING", ("E",)),
-    "token_id": ("INT64", ("E",)),
-    "weight": ("FP32", ("E",)),
-}
-MULTI_VECTOR: dict[str, tuple[str, Axes]] = {
-    "vector_count": ("INT32", (1,)),
-    "score": ("FP32", (1,)),
-    "token_embeddings": ("FP32", ("T", "M")),
-}
-# Added to a model that pools the mean of its tokens: a vector for each span of a text.
-SPAN_OUTPUTS: dict[str, Axes] = {"last_hidden_state": ("T", "H")}
-SPAN_ANSWERS: dict[str, tuple[str, Axes]] = {
-    "sentence_embedding": ("FP32", ("D",)),
-    "span_embeddings": ("FP32", ("S", "D")),
-}
-
-TEXT_TASKS = {
-    "sentence-similarity": TextTask("AutoModel", {"sentence_embedding": ("D",)}),
-    "sparse-embedding": TextTask("AutoModelForMaskedLM", {"sparse_embedding": ("V",)}, answers=SPARSE),
-    "multi-vector-embedding": TextTask(
-        "AutoModel", {"token_embeddings": ("T", "M")}, answers=MULTI_VECTOR, encoder_answers=True, is_one_model=True
-    ),
-    "hybrid-embedding": TextTask(
-        "AutoModel",
-        {"sentence_embedding": ("D",), "token_weights": ("T",), "token_embeddings": ("T", "M")},
-        answers={"sentence_embedding": ("FP32", ("D",)), **SPARSE, **MULTI_VECTOR},
-        encoder_answers=True,
-        is_one_model=True,
-    ),
-    "feature-extraction": TextTask("AutoModel", {"last_hidden_state": ("T", "D")}),
-    "text-classification": TextTask(
-        "AutoModelForSequenceClassification",
-        {"logits": ("L",)},
-        inputs=("input_text", "text_pair"),
-        second_is_optional=True,
-        answers={"label": ("STRING", (1,)), "score": ("FP32", (1,)), "scores": ("FP32", ("L",))},
-    ),
-    "text-ranking": TextTask(
-        "AutoModelForSequenceClassification",
-        {"logits": ("L",)},
-        inputs=("query", "text"),
-        answers={"score": ("FP32", ("L",))},
-    ),
-    "token-classification": TextTask(
-        "AutoModelForTokenClassification",
-        {"logits": ("T", "L")},
-        from_tokenizer=("offsets", "special_tokens_mask", "input_ids"),
-        from_request=("input_text",),
-        answers={
-            "label": ("STRING", ("E",)),
-            "score": ("FP32", ("E",)),
-            "start": ("INT64", ("E",)),
-            "end": ("INT64", ("E",)),
-        },
-    ),
-    "fill-mask": TextTask(
-        "AutoModelForMaskedLM",
-        {"mask_logits": ("V",)},
-        answers={"token": ("STRING", ("K",)), "token_id": ("INT64", ("K",)), "score": ("FP32", ("K",))},
-    ),
-    "question-answering": TextTask(
-        "AutoModelForQuestionAnswering",
-        {"start_logits": ("T",), "end_logits": ("T",)},
-        inputs=("question", "context"),
-        truncation="only_second",
-        from_tokenizer=("offsets", "word_offsets", "second_text_mask", "pair", "second_text"),
-        answers={"answer": ("STRING", (1,)), "score": ("FP32", (1,)), "start": ("INT64", (1,)), "end": ("INT64", (1,))},
-    ),
-}
+from triton_transformers.tasks.table import TASKS
 
 LIST = "docs/models.md lists what is served"
 # The names under which sentence-transformers and PyLate save multi-vector models.
@@ -162,36 +28,18 @@ TEXT_IMAGE = "text-image-similarity"
 HALF_TASKS = ("sentence-similarity", "image-feature-extraction")
 # The methods of a model for texts and images that turn each kind into vectors of one space.
 TEXT_FEATURES, IMAGE_FEATURES = "get_text_features", "get_image_features"
-# The task of a model that answers chats with images, and the architectures whose batches have been compared with
-# transformers' own answers (tests/serving/vision/test_chat.py).
+# The task of a model that answers chats with images.
 IMAGE_TEXT = "image-text-to-text"
-SEEING = tuple(f"{family}ForConditionalGeneration" for family in (
-    "Gemma3", "Idefics3", "Llava", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "SmolVLM",
-))  # fmt: skip
 # The modules of sentence-transformers that are a model of transformers, and the first ones that are not.
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 WITHOUT_CONFIG = ("Router", "StaticEmbedding", "SparseStaticEmbedding")
 # The exceptions of modules_of() for a malformed file.
 MALFORMED = (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
-# The two encoders of DPR: one for questions, one for passages.
-DPR = ("DPRContextEncoder", "DPRQuestionEncoder")
-# The end of an architecture's name -> its task.
-ENDINGS = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMaskedLM": "fill-mask",
-    "ForImageClassification": "image-classification",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    **dict.fromkeys(DPR, "sentence-similarity"),
-    **dict.fromkeys(SEEING, IMAGE_TEXT),
-}
 
 
 def task_of_architecture(name: str) -> str:
     """Return the task, or "" if the name has no known ending."""
-    return next((task for ending, task in ENDINGS.items() if name.endswith(ending)), "")
+    return next((task for task, row in TASKS.items() if row.heads and name.endswith(row.heads)), "")
 
 
 def architectures_of(config: dict[str, Any]) -> list[str]:
@@ -252,8 +100,9 @@ def pipeline_task(config: dict[str, Any]) -> str:
 
 def needs_pipeline(task: str, config: dict[str, Any]) -> bool:
     """Return whether only transformers' pipeline serves the model for this task: faster formats take other models."""
-    if task not in FASTER:
-        return task in PIPELINE_TASKS
+    row = TASKS.get(task)
+    if row is None or not row.is_faster_elsewhere:
+        return row is not None and bool(row.fields)
     known = any(task_of_architecture(name) == task for name in architectures_of(config))
     return task in pipelines_of(config) and (bool(config.get("is_encoder_decoder")) or not known)
 
@@ -298,7 +147,7 @@ def task_of(weights: Path, name: str = "the model") -> str:
         return "sparse-embedding" if library_class(weights) == "SparseEncoder" else "sentence-similarity"
     likely = pipeline_task(config)
     # GIT's name ends as that of a model of texts.
-    if likely and (likely not in FASTER or (likely == IMAGE_TEXT and any(map(sees, architectures)))):
+    if likely and (not TASKS[likely].is_faster_elsewhere or (likely == IMAGE_TEXT and any(map(sees, architectures)))):
         return likely
     for architecture in architectures:
         if task := task_of_architecture(architecture):

@@ -27,9 +27,9 @@ from export.recipes.language.recipe import other_files
 from export.recipes.pipeline_graph import Recorder, export_graphs, recorded
 from triton_transformers.corpus import MIXED
 from triton_transformers.settings import UserError
-from triton_transformers.tasks.pipeline_answers import PNG, defect
-from triton_transformers.tasks.pipeline_examples import TRAITS, Traits
-from triton_transformers.tasks.pipelines import NEEDS, PIPELINE_TASKS
+from triton_transformers.tasks.answer_forms import PNG, defect
+from triton_transformers.tasks.examples import NEEDS, TRAITS, Traits
+from triton_transformers.tasks.table import TASKS
 
 MAX_BATCH = 16
 VOCODER = "vocoder"  # also in serving/pipelines/classes.py and pickles.py
@@ -84,7 +84,7 @@ def check_decision_head(job: Job) -> None:
 
 
 def write(job: Job, batch_size: int, traits: Traits) -> None:
-    task = PIPELINE_TASKS[job.task]
+    task = TASKS[job.task]
     names = ["inputs", *task.fields, "parameters"]
     inputs = [tensor(name, "STRING", [1], optional=True) for name in names]
     parameters: dict[str, object] = {

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from export.checkpoint.pipelines import names_in, pipeline_tasks_of
 from export.checkpoint.silence import quiet
 from export.checkpoint.tasks import LIST, architectures_of, is_multi_vector, task_of_architecture, type_of_architecture
 from export.checkpoint.unsupported import HEADLESS, INDEX, SINGLE, compare_weights, own_code, read_json
 from export.sources.source import Weights
 from triton_transformers.cli import out
 from triton_transformers.settings import UserError
-from triton_transformers.tasks.pipelines import names_in, pipeline_tasks_of
 
 # The kinds that people expect if several classes have the weights' names, the first one first. Kinds are those of
 # transformers' MODEL_FOR_<kind>_MAPPING_NAMES; all others come after these, and the class without a head is the last.

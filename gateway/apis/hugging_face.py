@@ -12,9 +12,8 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -44,7 +43,9 @@ from gateway.text.generation import Chunk, GenerationRequest, TokenLogprob, find
 from gateway.triton.context import Gateway, gateway_of
 from gateway.triton.rows import IMAGE, Answers, ImageUrl, check_count, check_rows, infer_rows, is_image, read_image
 from gateway.triton.served import System
-from triton_transformers.tasks.pipeline_command import ONE_FILE
+from triton_transformers.tasks.command import ONE_FILE
+from triton_transformers.tasks.table import task_of_tensors
+from triton_transformers.tasks.task import Hub
 from triton_transformers.tensors import Row
 
 Parameters = dict[str, Any]
@@ -188,14 +189,14 @@ def asker(system: System) -> Ask | None:
         return generate
     if system.kind != "other":
         return None
-    fits: tuple[tuple[set[str], set[str], Ask], ...] = (
-        ({IMAGE}, {"label", "score"}, classify_image),
-        ({IMAGE}, set(), embed_image),
-        ({"input_text"}, {"label", "score", "start", "end"}, find_entities),
-        ({"question", "context"}, {"answer", "score", "start", "end"}, find_answer),
-        ({"input_text"}, {"token", "token_id", "score"}, fill_mask),
-    )
-    return next((ask for takes, has, ask in fits if takes <= system.inputs and has <= system.outputs), None)
+    asks = {
+        "image-classification": classify_image,
+        "image-feature-extraction": embed_image,
+        "token-classification": find_entities,
+        "question-answering": find_answer,
+        "fill-mask": fill_mask,
+    }
+    return asks.get(task_of_tensors(system.inputs, system.outputs))
 
 
 def is_only_route(system: System) -> bool:
@@ -206,53 +207,14 @@ def is_only_route(system: System) -> bool:
 # --- pipelines --------------------------------------------------------------------------------------------------------
 
 
-def unchanged(answer: Any) -> Any:
-    return answer
-
-
-class Task(NamedTuple):
-    """How a pipeline's request and answer differ from those of the API."""
-
-    defaults: Mapping[str, Any] = MappingProxyType({})
-    generation: str = ""  # the pipeline's parameter with those of the generation; they are its own if it is empty
-    own: frozenset[str] | None = None  # the only parameters that are not the generation's
-    shape: Callable[[Any], Any] = unchanged  # of the answer to a row
-    is_nested: bool = False  # the answer to one text is in a list, as those to several are
-    is_flat: bool = False  # the answers to several texts are one list
-
-
-def labelled(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    pairs = zip(answer["labels"], answer["scores"], strict=True)
-    return [{"label": label, "score": score} for label, score in pairs]
-
-
-def scored(answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the masks without the score null of models that give none, which clients refuse."""
-    return [{name: value for name, value in mask.items() if value is not None} for mask in answer]
-
-
-GENERATION = "generate_kwargs"
-TASKS = {
-    **dict.fromkeys(("any-to-any", "image-text-to-text", "automatic-speech-recognition"), Task(generation=GENERATION)),
-    "text-to-audio": Task(generation=GENERATION, own=frozenset(("forward_params", "seed"))),
-    "text-classification": Task({"top_k": None}, is_nested=True),
-    "token-classification": Task({"aggregation_strategy": "simple"}),
-    # Clients require the name, which models without aggregation lack.
-    "table-question-answering": Task(shape=lambda answer: {"aggregator": "NONE"} | answer),
-    "image-segmentation": Task(shape=scored),
-    "zero-shot-classification": Task(shape=labelled),
-    **dict.fromkeys(("summarization", "translation", "text2text-generation"), Task(is_flat=True)),
-}
-
-
 async def ask_pipeline(request: Request, system: System, body: HubBody) -> Response:
     """Answer as the pipeline does. A list of texts, files or objects has several rows."""
     if body.stream:
         raise ApiError(400, f"The model '{system.name}' does not stream.", "stream", "unsupported_parameter")
-    gateway, inputs, name = gateway_of(request), body.given(), system.parameter("task")
-    task, fields = TASKS.get(name, Task()), system.pipeline_fields
+    gateway, inputs, fields = gateway_of(request), body.given(), system.pipeline_fields
+    hub = system.task.hub if system.task else Hub()
     first_kind = next(iter(fields.values()))
-    parameters = {**task.defaults} | parameters_of(task, body.asked())
+    parameters = {**hub.defaults} | parameters_of(hub, body.asked())
     seen = seen_image(inputs) if first_kind == "chat" and "images" in fields else None
     if seen:
         inputs, parameters = chat_about(seen), {"return_full_text": False} | parameters
@@ -269,31 +231,31 @@ async def ask_pipeline(request: Request, system: System, body: HubBody) -> Respo
     rows = [row | more | {"parameters": json.dumps(parameters)} for row in rows]
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     texts = (await infer_rows(gateway, system, columns, ["outputs"])).texts("outputs")
-    answers = [*map(task.shape, map(msgspec.json.decode, texts))]
-    if name == "text-to-audio" and not is_batch:
-        return Response(base64.b64decode(answers[0]["audio"]), media_type="audio/wav")
+    answers = [*map(hub.shape, map(msgspec.json.decode, texts))]
+    if hub.file and not is_batch:
+        return Response(base64.b64decode(answers[0][hub.file]), media_type="audio/wav")
     if seen and seen.question:
         return json_response([{"answer": text["generated_text"]} for text in answers[0]])
-    if seen or (name == "image-to-text" and not is_batch):
+    if seen or (hub.describes and not is_batch):
         return json_response(description(request, answers[0]))
-    if is_batch and task.is_flat:
+    if is_batch and hub.is_flat:
         return json_response([one for answer in answers for one in answer])
-    return json_response(answers if is_batch or task.is_nested else answers[0])
+    return json_response(answers if is_batch or hub.is_nested else answers[0])
 
 
-def parameters_of(task: Task, asked: Parameters) -> Parameters:
+def parameters_of(hub: Hub, asked: Parameters) -> Parameters:
     """Return the parameters of a request with the pipeline's names."""
     generation: Parameters = {}
-    for name in ("generate_parameters", "generation_parameters", *([task.generation] if task.generation else [])):
+    for name in ("generate_parameters", "generation_parameters", *([hub.options] if hub.options else [])):
         own = asked.pop(name, {})
         if not isinstance(own, dict):
             raise ApiError(400, f"'parameters.{name}' must be an object.", f"parameters.{name}", "invalid_value")
         generation |= own
-    if task.own is not None:
-        generation |= {name: asked.pop(name) for name in asked.keys() - task.own}
+    if hub.own is not None:
+        generation |= {name: asked.pop(name) for name in asked.keys() - hub.own}
     if not generation:
         return asked
-    return asked | ({task.generation: generation} if task.generation else generation)
+    return asked | ({hub.options: generation} if hub.options else generation)
 
 
 def cells(system: System, fields: dict[str, str], value: Any) -> dict[str, Row]:

@@ -10,7 +10,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,6 +31,9 @@ from gateway.triton.inference import CANCEL
 from gateway.triton.rows import IMAGE
 from gateway.triton.served import System
 from triton_transformers.tasks.kinds import TOKENIZED
+from triton_transformers.tasks.table import TASKS, task_of_tensors
+from triton_transformers.tasks.task import Task
+from triton_transformers.tasks.vectors import QUERY
 from triton_transformers.tensors import DTYPES, Tensor
 
 ELEMENTS = 256  # of an output, at most
@@ -51,44 +54,8 @@ CAPTIONS = (
     "a cat on a sofa",
     "a page of printed text",
 )
-QUERY = "How do I reset my password?"
 
 
-class Task(NamedTuple):
-    """The purpose of systems with these inputs and outputs."""
-
-    purpose: str
-    inputs: Mapping[str, str]  # each with an example of its text
-    outputs: str
-
-
-# The first that fits. {mask} stands for the mask token of the model.
-TASKS = (
-    Task("classifies images", {IMAGE: ""}, "label score"),
-    Task("turns an image into vectors", {IMAGE: ""}, ""),
-    Task(
-        "recognizes names and other entities",
-        {"input_text": "Marie Curie was born in Warsaw and worked in Paris."},
-        "label score start end",
-    ),
-    Task(
-        "finds the answer to a question in a text",
-        {
-            "question": "Where was Marie Curie born?",
-            "context": "Marie Curie was born in Warsaw. In 1891 she went to Paris, where she studied physics.",
-        },
-        "answer score start end",
-    ),
-    Task("turns a text into a sparse vector", {"input_text": QUERY}, "token token_id weight"),
-    Task("fills in a masked word", {"input_text": "Paris is the {mask} of France."}, "token score"),
-    Task("turns a text into a vector for each token", {"input_text": QUERY}, "last_hidden_state"),
-)
-PURPOSES = {
-    "embedding": "turns texts into vectors",
-    "rerank": "sorts texts by how well they answer a query",
-    "classify": "classifies texts",
-    "generation": "continues a text",
-}
 # For each route that the page has a command for, the body of an example.
 BODIES: Mapping[str, Mapping[str, object]] = {
     "/v1/embeddings": {"input": [QUERY, TEXTS[0]]},
@@ -103,17 +70,21 @@ def purpose(system: System) -> str:
     """Return what the system does, as the end of a sentence."""
     if takes_both(system):
         return "turns texts and images into vectors of one space"
-    if system.kind in PURPOSES:
+    if task := row_of(system):
         chats = f", and answers in a chat ({', '.join(chat_skills(system)) or 'if it has a chat template'})"
-        return PURPOSES[system.kind] + (chats if "chat" in system.abilities else "")
-    if system.is_pipeline:
-        return pipelines.task_of(system).purpose
-    if task := _task_of(system):
-        return task.purpose
+        return task.purpose + (chats if "chat" in system.abilities else "")
     inputs, outputs = (
         ", ".join(tensor.name for tensor in side) for side in (system.config.input, system.config.output)
     )
     return f"takes {inputs} and returns {outputs}"
+
+
+def row_of(system: System) -> Task | None:
+    """Return the task of the system, by its kind or else by its tensors; None if they are those of no task."""
+    if system.is_pipeline:
+        return pipelines.task_of(system)
+    of_kind = (task for task in TASKS.values() if task.kind == system.kind)
+    return next(of_kind, TASKS.get(task_of_tensors(system.inputs, system.outputs)))
 
 
 def chat_skills(system: System) -> list[str]:
@@ -221,19 +192,13 @@ def _examples(system: System, configs: Configs) -> dict[str, str]:
         if "exactly_one" in config.parameters
     )
     mask = next(masks, "")
-    task = _task_of(system)
-    known = {IMAGE: "", **(task.inputs if task else {})}
+    task = row_of(system)
+    known = task.inputs if task else {}
     default = f"{mask} {QUERY}".strip()
     return {
-        tensor.name: known.get(tensor.name, default).replace("{mask}", mask) for tensor in text_inputs(system.config)
+        tensor.name: "" if tensor.name == IMAGE else (known.get(tensor.name) or default).replace("{mask}", mask)
+        for tensor in text_inputs(system.config)
     }
-
-
-def _task_of(system: System) -> Task | None:
-    return next(
-        (task for task in TASKS if task.inputs.keys() <= system.inputs and {*task.outputs.split()} <= system.outputs),
-        None,
-    )
 
 
 def _quoted(body: object) -> str:

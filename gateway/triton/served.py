@@ -20,6 +20,8 @@ from gateway.triton.inference import CANCEL, Inference, retrieve_error
 from triton_transformers.model_config import ENGINE
 from triton_transformers.tasks import kinds
 from triton_transformers.tasks.kinds import ADAPTERS, listed_names
+from triton_transformers.tasks.table import TASKS
+from triton_transformers.tasks.task import PIPELINE
 
 CACHED_S = 2.0
 # The same for a system that is not loaded: requests wait for it after a restart of Triton.
@@ -55,14 +57,13 @@ class System:
         self.kind = own[0] if own else "other"
         # The ability tokens: the model returns the token ids of texts.
         others = {"chat": "messages" in self.inputs, "tokens": bool(tokenizing_model)}
-        task = self.parameter("task") if config.backend == "pipeline" else ""
+        # The row of a pipeline's task.
+        self.task = TASKS.get(self.parameter("task")) if config.backend == PIPELINE else None
         # A pipeline that recognizes speech has whisper, whisper_without_timestamps, ctc or "".
         self.speech_model = self.parameter("speech_model")
-        others |= {
-            "transcription": task == "automatic-speech-recognition",
-            "translation": self.is_whisper,
-            "speech": task == "text-to-audio",
-        }
+        others |= {"translation": self.is_whisper}
+        if self.task and self.task.ability:
+            others[self.task.ability] = True
         self.abilities = frozenset([*own, *(name for name, is_there in others.items() if is_there)])
 
     def can(self, abilities: Collection[str]) -> bool:
@@ -92,7 +93,7 @@ class System:
 
     @property
     def is_pipeline(self) -> bool:
-        return bool(self.config.backend == "pipeline")
+        return bool(self.config.backend == PIPELINE)
 
     @property
     def pipeline_fields(self) -> dict[str, str]:

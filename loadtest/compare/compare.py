@@ -37,8 +37,8 @@ from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclu
 from triton_transformers.ports import check_free
 from triton_transformers.prometheus import Prometheus
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.tasks.pipeline_examples import runs_rows_alone
-from triton_transformers.tasks.pipelines import PIPELINE
+from triton_transformers.tasks.examples import runs_rows_alone
+from triton_transformers.tasks.task import PIPELINE
 from triton_transformers.triton import Config, Triton, TritonError, engines, generates
 
 INTERRUPTED = "interrupted"

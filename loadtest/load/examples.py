@@ -18,10 +18,10 @@ from tritonclient.http import InferResult
 from loadtest.server.switching import composing
 from triton_transformers.http import opener
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.tasks.example_media import jpeg, photograph
+from triton_transformers.tasks.examples import Sizes, Traits, questions
 from triton_transformers.tasks.kinds import embedding, kind
-from triton_transformers.tasks.pipeline_examples import Sizes, Traits, questions
-from triton_transformers.tasks.pipelines import PIPELINE
+from triton_transformers.tasks.media import jpeg, photograph
+from triton_transformers.tasks.task import PIPELINE
 from triton_transformers.tensors import Tensor
 from triton_transformers.triton import Config, Triton, generates, is_front
 

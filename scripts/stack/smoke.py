@@ -19,10 +19,11 @@ from rich.markup import escape
 from export.record import Record, find_record
 from triton_transformers.cli import out, run
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.tasks.pipeline_answers import ANSWERS, defect, leaves
-from triton_transformers.tasks.pipeline_command import ONE_FILE
-from triton_transformers.tasks.pipeline_examples import Traits
-from triton_transformers.tasks.pipelines import PIPELINE, PIPELINE_TASKS
+from triton_transformers.tasks.answer_forms import defect, leaves
+from triton_transformers.tasks.command import ONE_FILE
+from triton_transformers.tasks.examples import Traits
+from triton_transformers.tasks.table import TASKS
+from triton_transformers.tasks.task import PIPELINE
 from triton_transformers.triton import Triton, TritonError, engines
 
 TEXT = "Dynamic batching in one sentence, 안녕하세요"
@@ -132,10 +133,8 @@ def examples(config: dict[str, Any], composing: dict[str, dict[str, Any]]) -> li
 
 def pipeline_examples(traits: Traits) -> list[list[Tensor]]:
     """Return the inputs of rows with the fields of a pipeline's task. Files in JSON are in base64."""
-    kinds = PIPELINE_TASKS[traits.task].fields
-    # Models that speak draw random numbers, so only a seed makes their answers comparable.
-    seed = {"seed": 0} if traits.task == "text-to-audio" else {}
-    parameters = json.dumps(traits.quick | seed)
+    kinds = traits.row.fields
+    parameters = json.dumps(traits.quick | ({"seed": 0} if traits.row.is_random else {}))
     rows = []
     for row in traits.rows(len(TEXTS), TEXTS):
         texts = {
@@ -195,7 +194,7 @@ def pipeline_answer(text: str, task: str) -> Any:
         answer = json.loads(text)
     except ValueError:
         raise SmokeError(f"the answer is not JSON: {text[:30]}") from None
-    if wrong := defect(answer, ANSWERS[task]):
+    if wrong := defect(answer, TASKS[task].answer):
         raise SmokeError(f"{wrong}, which {task} answers: {text[:100]}")
     return answer
 

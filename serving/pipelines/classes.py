@@ -16,13 +16,8 @@ from torch.nn.functional import pad
 
 from serving.engines.lean_transformers import transformers
 from serving.triton.types import Array, BadRequest
+from triton_transformers.tasks.texts import TEXT_TO_TEXT
 
-# The tasks whose pipelines transformers 5 dropped -> the key of their answers.
-TEXT_TO_TEXT = {
-    "translation": "translation_text",
-    "summarization": "summary_text",
-    "text2text-generation": "generated_text",
-}
 # The folder beside the weights with the vocoder that the model needs, if it needs one.
 VOCODER = "vocoder"
 
@@ -30,7 +25,7 @@ VOCODER = "vocoder"
 def open_pipeline(task: str, folder: Path, device: Any, dtype: Any, trust_remote_code: bool = False) -> Any:
     """Return the pipeline of a folder that save_pretrained wrote. All its files are in there."""
     options: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    if task in TEXT_TO_TEXT:
+    if task in TEXT_TO_TEXT:  # transformers 5 dropped these pipelines
         own = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         network = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **own)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **own)
@@ -109,7 +104,8 @@ def text_to_text() -> Any:
             return generated_rows(self, inputs, len(inputs["input_ids"]), generate)
 
         def postprocess(self, outputs: Any, **decode: Any) -> Any:
-            return decoded_texts(self, outputs, TEXT_TO_TEXT[self.task], **decode)
+            (form,) = TEXT_TO_TEXT[self.task].answer
+            return decoded_texts(self, outputs, *form, **decode)
 
     return TextToText
 

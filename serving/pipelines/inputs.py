@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from serving.triton.parameters import parameter
 from serving.triton.types import BadRequest, ModelConfig
+from triton_transformers.tasks.table import TASKS
+from triton_transformers.tasks.task import SAMPLING
 
 INPUTS, PARAMETERS = "inputs", "parameters"
 MEDIA = ("image", "audio", "video")
@@ -71,51 +73,9 @@ BOUNDS = {
     )
     for name in names.split()
 }
-GENERATION = (
-    "do_sample early_stopping guidance_scale length_penalty max_length max_new_tokens min_length min_new_tokens min_p "
-    "no_repeat_ngram_size num_beam_groups num_beams num_return_sequences repetition_penalty temperature top_k top_p"
-)
 IN_OBJECTS = (
-    f"{GENERATION} generation_mode language return_timestamps speaker_embeddings speaker_id speaking_rate task tgt_lang"
+    f"{SAMPLING} generation_mode language return_timestamps speaker_embeddings speaker_id speaking_rate task tgt_lang"
 )
-LABELS, CANDIDATES = "function_to_apply top_k", "candidate_labels hypothesis_template"
-TOKENS = "add_special_tokens max_length padding truncation"
-CHATS = f"{TOKENS} clean_up_tokenization_spaces continue_final_message max_new_tokens return_full_text stop_sequence"
-WRITES = f"{GENERATION} clean_up_tokenization_spaces generate_kwargs truncation"
-# The parameters of each task. Transformers ignores some of those of another task.
-OF_TASK = {
-    "any-to-any": f"{CHATS} generate_kwargs generation_mode",
-    "audio-classification": LABELS,
-    "automatic-speech-recognition": "chunk_length_s generate_kwargs prompt return_duration return_language "
-    "return_timestamps stride_length_s",
-    "document-question-answering": "doc_stride handle_impossible_answer max_answer_len max_question_len max_seq_len "
-    "padding top_k",
-    "feature-extraction": "truncation",
-    "fill-mask": "targets top_k",
-    "image-classification": LABELS,
-    "image-feature-extraction": "pool",
-    "image-segmentation": "mask_threshold overlap_mask_area_threshold subtask threshold",
-    "image-text-to-text": f"{CHATS} generate_kwargs",
-    "image-to-text": f"{GENERATION} generate_kwargs",
-    "keypoint-matching": "threshold",
-    "mask-generation": "crop_n_points_downscale_factor crop_overlap_ratio crops_n_layers crops_nms_thresh "
-    "mask_threshold max_hole_area max_sprinkle_area output_bboxes_mask output_rle_mask points_per_batch "
-    "points_per_crop pred_iou_thresh stability_score_offset stability_score_thresh",
-    "object-detection": "threshold",
-    "summarization": WRITES,
-    "table-question-answering": "padding sequential truncation",
-    "text-classification": f"{LABELS} {TOKENS}",
-    "text-generation": f"{CHATS} {GENERATION} prefix",
-    "text-to-audio": "forward_params generate_kwargs",
-    "text2text-generation": WRITES,
-    "token-classification": "aggregation_strategy ignore_labels stride",
-    "translation": f"{WRITES} src_lang tgt_lang",
-    "video-classification": f"{LABELS} frame_sampling_rate num_frames",
-    "zero-shot-audio-classification": CANDIDATES,
-    "zero-shot-classification": f"{CANDIDATES} multi_label",
-    "zero-shot-image-classification": CANDIDATES,
-    "zero-shot-object-detection": "candidate_labels threshold top_k",
-}
 MAX_ENTRIES = 1000  # of a list
 MAX_FILES = 16  # of a row
 MAX_POINTS = 5 * 32**2  # of a mask generation: 32 x 32 in the image and in each crop of one layer
@@ -141,7 +101,8 @@ class Inputs:
         self.needs = [name for name in parameter(config, "required_parameters").split(",") if name]
         # Parameters of clients that this task's pipeline takes beside its other fields.
         self.moved = [name for name in parameter(config, "field_parameters").split(",") if name]
-        self.known = {*OF_TASK.get(parameter(config, "task"), "").split(), "seed"}
+        task = TASKS.get(parameter(config, "task"))
+        self.known = {*(task.parameters.split() if task else ()), "seed"}
         self.decode = decode
 
     def rows(self, tensors: Mapping[str, list[bytes]]) -> list[Row]:

@@ -14,7 +14,7 @@ from export.listing import interface, print_list
 from export.sources.source import Hub
 from triton_transformers.model_config import CONFIGS
 from triton_transformers.settings import ROOT, Settings, UserError
-from triton_transformers.tasks.pipelines import PIPELINE_TASKS
+from triton_transformers.tasks.table import PIPELINE_TASKS
 
 CONFIG = """
 backend: "onnxruntime"

@@ -33,7 +33,7 @@ from tests.support.served_pipelines import assemble_pipelines
 from tests.support.stacks import own_ports
 from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator
 from triton_transformers.settings import Settings
-from triton_transformers.tasks.example_media import wav
+from triton_transformers.tasks.media import wav
 from triton_transformers.tensors import Tensor
 
 WAIT_S = 120

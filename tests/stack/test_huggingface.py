@@ -31,7 +31,7 @@ from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
 from tests.support.triton_stand_in import TritonStandIn
 from triton_transformers.corpus import MIXED
-from triton_transformers.tasks.example_media import png, wav
+from triton_transformers.tasks.media import png, wav
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,9 @@ from tests.serving.pipelines.test_media import PLAYLIST, bomb
 from tests.support.generation import send_concurrently
 from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
-from triton_transformers.tasks.example_media import png, wav
-from triton_transformers.tasks.pipeline_command import example_command
-from triton_transformers.tasks.pipelines import PIPELINE_TASKS
+from triton_transformers.tasks.command import example_command
+from triton_transformers.tasks.media import png, wav
+from triton_transformers.tasks.table import PIPELINE_TASKS
 from triton_transformers.triton import Triton, TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

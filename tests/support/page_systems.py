@@ -27,7 +27,7 @@ from tests.support.triton_stand_in import (
     text_image,
     tokenized,
 )
-from triton_transformers.tasks.pipelines import PIPELINE_TASKS
+from triton_transformers.tasks.table import PIPELINE_TASKS
 from triton_transformers.tensors import Tensor
 
 HOSTILE = '<img src=x onerror="document.title=1">'

@@ -14,11 +14,12 @@ import transformers
 
 from export.catalogue import FormatUnavailable, Job
 from export.check.served import Tensors
-from export.checkpoint.tasks import TEXT_TASKS, TextTask, activation
+from export.checkpoint.tasks import activation
 from export.recipes.onnx_export import export, load_original
 from export.recipes.text.references import find_answer
 from triton_transformers.settings import UserError
-from triton_transformers.tasks.pipelines import PIPELINE
+from triton_transformers.tasks.table import ENCODERS, TASKS
+from triton_transformers.tasks.task import PIPELINE, Encoder
 
 WINDOW = 384  # tokens of a question and a part of its context, as in transformers' pipeline
 DEFAULT_LENGTH = 512  # of texts for a model that sets no limit
@@ -44,8 +45,12 @@ class TextModel:
     pools_spans = False  # whether it returns a vector for each span of a text
 
     @property
-    def task(self) -> TextTask:
-        return TEXT_TASKS[self.job.task]
+    def task(self) -> Encoder:
+        return ENCODERS[self.job.task]
+
+    @property
+    def inputs(self) -> list[str]:
+        return [*TASKS[self.job.task].inputs]
 
     @cached_property
     def whole_config(self) -> Any:
@@ -136,7 +141,7 @@ class TextModel:
 
     @property
     def takes_pairs(self) -> bool:
-        return len(self.task.inputs) > 1
+        return len(self.inputs) > 1
 
     @cached_property
     def pad_token_id(self) -> int:
@@ -201,12 +206,12 @@ class TextModel:
 
     def request(self, *texts: str) -> Tensors:
         """Return a request with one row. The second of two texts may be optional."""
-        rows = zip(self.task.inputs, texts, strict=False)
+        rows = zip(self.inputs, texts, strict=False)
         return {name: np.array([[text.encode()]], np.object_) for name, text in rows}
 
     def texts_of(self, request: Tensors) -> list[str]:
         """Return the texts of a request's row."""
-        return [request[name][0, 0].decode() for name in self.task.inputs if name in request]
+        return [request[name][0, 0].decode() for name in self.inputs if name in request]
 
     def options_of(self, request: Tensors) -> dict[str, str]:
         """Return the further inputs of a request's row, such as the name of its prompt."""

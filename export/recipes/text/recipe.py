@@ -20,7 +20,7 @@ from export.check.quality import DOCUMENTS
 from export.check.served import Tensors, served_tokens
 from export.checkpoint.adapters import adapter_folders
 from export.checkpoint.silence import quiet, without_scikit_learn
-from export.checkpoint.tasks import DPR, Axes, architectures_of, is_of_two_halves, read_config, save_labels
+from export.checkpoint.tasks import architectures_of, is_of_two_halves, read_config, save_labels
 from export.recipes.config_writer import Config, batched, ensemble, ragged, tensor, write_config
 from export.recipes.low_rank import ADAPTER
 from export.recipes.onnx_export import compare_int8_batches, quantize_and_compare
@@ -30,6 +30,8 @@ from export.recipes.text.references import WINDOW_STRIDE
 from triton_transformers.corpus import MIXED, QUALITY
 from triton_transformers.settings import UserError
 from triton_transformers.tasks.kinds import TOKEN_COUNT, TOKENIZED
+from triton_transformers.tasks.task import Axes
+from triton_transformers.tasks.vectors import DPR
 
 PARITY_TEXTS = 24
 SPAN_TEXTS = 4
@@ -390,7 +392,7 @@ def configs(model: TextModel) -> dict[str, tuple[Config, Parameters]]:
         return [axes[axis] if isinstance(axis, str) else axis for axis in shape]
 
     task = model.task
-    texts = [tensor(name, "STRING", [1]) for name in task.inputs]
+    texts = [tensor(name, "STRING", [1]) for name in model.inputs]
     if task.second_is_optional:
         texts[1]["optional"] = True
     texts += [tensor(name, "STRING", [1], optional=True) for name in model.optional_inputs]

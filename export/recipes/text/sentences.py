@@ -24,11 +24,13 @@ from tokenizers import Tokenizer
 from export.check.served import Tensors
 from export.checkpoint.adapters import adapter_folders, check_adapters
 from export.checkpoint.silence import quiet
-from export.checkpoint.tasks import SPAN_ANSWERS, SPAN_OUTPUTS, TextTask, transformers_of
+from export.checkpoint.tasks import transformers_of
 from export.recipes.low_rank import ADAPTER, Adapters
 from export.recipes.onnx_export import Network, attention, export, load_original
 from export.recipes.text.network import TextModel
 from triton_transformers.settings import UserError
+from triton_transformers.tasks.task import Encoder
+from triton_transformers.tasks.vectors import SPAN_ANSWERS, SPAN_OUTPUTS
 
 # Int8 has no exact vectors of tokens, and Neuron's compiled models return the text's alone.
 SPAN_FORMATS = ("onnx", "python")
@@ -273,7 +275,7 @@ class SentenceModel(TextModel):
         return takes_texts and isinstance(second, Pooling) and second.pooling_mode in ("mean", ("mean",), ["mean"])
 
     @property
-    def task(self) -> TextTask:
+    def task(self) -> Encoder:
         task = super().task
         if not self.pools_spans:
             return task

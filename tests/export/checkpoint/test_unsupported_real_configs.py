@@ -29,7 +29,8 @@ from tests.support import python_backend
 from tests.support.checkpoints.real import RealCheckpoint, real_checkpoints
 from tests.support.python_backend import InferenceRequest
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.tasks.pipelines import NEEDS, TEXTS
+from triton_transformers.tasks.examples import NEEDS
+from triton_transformers.tasks.texts import TEXT_TO_TEXT
 
 pytestmark = pytest.mark.usefixtures("one_thread", "stored")
 
@@ -153,7 +154,7 @@ def test_small_model_with_real_keys_answers_as_the_library(real, tmp_path, pb_ut
     task = task_of(real.write(tmp_path / "real"), "m")
     weights = real.save(tmp_path / "weights", task)
     record = assembled(weights, tmp_path / "models", "openvino-fp32" if generates(real) else "")
-    if record.task in TEXTS:
+    if record.task in TEXT_TO_TEXT:
         check_texts(weights, tmp_path / "models", record)
     elif record.format == "openvino-fp32":
         check_generation(weights, tmp_path / "models/m")

@@ -14,7 +14,7 @@ from gateway.edge.config import Config
 from tests.support import page_systems
 from tests.support.gateway import Reply, RunningGateway, running_gateway
 from tests.support.triton_stand_in import COUNTED, GENERATION_INPUTS, TritonStandIn, embedding, generator
-from triton_transformers.tasks.example_media import png
+from triton_transformers.tasks.media import png
 
 IMAGE = png(1, 64, 48)
 ENCODED = base64.b64encode(IMAGE).decode()

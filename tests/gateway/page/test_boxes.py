@@ -23,7 +23,7 @@ from gateway.edge import monitoring, outages
 from gateway.edge.config import Config, Limits
 from gateway.edge.counters import Counters
 from gateway.edge.monitoring import QUERY, is_loopback
-from gateway.page import boxes, pipelines
+from gateway.page import boxes
 from gateway.page.front import STATIC, decimal
 from gateway.triton.served import System
 from tests.support import page_systems, promql
@@ -33,7 +33,7 @@ from tests.support.stacks import reserve_ports
 from tests.support.triton_stand_in import GENERATION_INPUTS, GENERATION_OUTPUTS, Model, TritonStandIn, embedding
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import ROOT, Settings
-from triton_transformers.tasks.pipelines import PIPELINE_TASKS
+from triton_transformers.tasks.table import PIPELINE_TASKS
 from triton_transformers.tensors import Tensor
 
 KEY = "a-key-of-the-tests"
@@ -395,7 +395,7 @@ def test_commands_work_as_printed(gateway: RunningGateway, triton: TritonStandIn
 
 @pytest.mark.parametrize("task", PIPELINE_TASKS)
 def test_page_has_a_form_and_a_command_for_each_pipeline(task: str, tmp_path) -> None:
-    assert re.search(rf"^  (async )?{pipelines.TASKS[task].answer}[(:]", DRAWINGS, re.MULTILINE)
+    assert re.search(rf"^  (async )?{PIPELINE_TASKS[task].drawing}[(:]", DRAWINGS, re.MULTILINE)
     for file in ("image.jpg", "speech.wav", "clip.mp4"):
         (tmp_path / file).write_bytes(JPEG)
     names = {*PIPELINE_TASKS[task].fields, *PIPELINE_TASKS[task].required, "parameters"}
@@ -408,7 +408,7 @@ def test_page_has_a_form_and_a_command_for_each_pipeline(task: str, tmp_path) ->
     answer = answers.get(task, ["x" * 5000])
     with gateway_before(page_systems.pipeline("m", task, answer)) as (running, triton):
         reader = read(running)
-        assert f"m ready {pipelines.TASKS[task].purpose}" in reader.systems["m"]
+        assert f"m ready {PIPELINE_TASKS[task].purpose}" in reader.systems["m"]
         assert set(re.findall(r'id="m-(\w+)"', running.get("/").body.decode())) == names
         command = re.sub(r"\bcurl ", "curl -sS --fail-with-body ", reader.commands[0])
         done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from export.assemble import assemble_all, plan
 from export.catalogue import Job, System
 from export.check.served import ServedSystem, python_backend, served_system
+from export.checkpoint.pipelines import pipeline_tasks_of
 from export.checkpoint.tasks import pipelines_of
 from export.recipes import pipeline
 from export.recipes.pipeline import is_same, traits_of
@@ -30,7 +31,7 @@ from export.record import read_record
 from export.sources.source import Folder, Weights
 from loadtest.bench.architectures.small_models import byte_level, find_models
 from serving.pipelines.classes import open_pipeline
-from serving.pipelines.inputs import BOUNDS, IN_OBJECTS, OF_TASK, Inputs
+from serving.pipelines.inputs import BOUNDS, IN_OBJECTS, Inputs
 from serving.pipelines.outputs import plain
 from serving.triton.types import BadRequest
 from tests.support.checkpoints.pipelines import SMALL_PIPELINES, TROCR, SmallPipeline, find_pipeline
@@ -38,15 +39,16 @@ from tests.support.checkpoints.vision_language import save_vision_language
 from tests.support.python_backend import parameters
 from triton_transformers.corpus import MIXED
 from triton_transformers.settings import ROOT, Settings, UserError
-from triton_transformers.tasks.example_media import png, wav
-from triton_transformers.tasks.pipeline_answers import ANSWERS, defect
-from triton_transformers.tasks.pipelines import FASTER, PIPELINE_TASKS, TEXTS, pipeline_tasks_of
+from triton_transformers.tasks.answer_forms import defect
+from triton_transformers.tasks.media import png, wav
+from triton_transformers.tasks.table import PIPELINE_TASKS
+from triton_transformers.tasks.texts import TEXT_TO_TEXT
 
 PAGE = ROOT / "docs/pipelines.md"
 SEES = [(task, "Gemma3ForConditionalGeneration") for task in ("any-to-any", "image-text-to-text")]
 MODELS = [(small.task, small.architecture) for small in SMALL_PIPELINES] + SEES
 # The tasks that transformers has no pipeline for, or none without torchvision, or another form of requests.
-LACKING = (*TEXTS, "any-to-any", "image-text-to-text", "image-to-text", "mask-generation")
+LACKING = (*TEXT_TO_TEXT, "any-to-any", "image-text-to-text", "image-to-text", "mask-generation")
 
 
 def save(task: str, architecture: str, folder: Path) -> Path:
@@ -172,7 +174,7 @@ def test_served_pipeline_answers_as_transformers_does(serve, task, architecture,
     together = answers(served.together(requests))
     if task != "text-to-audio":
         assert is_same(together, answers(served.alone(requests)), 1e-4)
-    assert [defect(answer, ANSWERS[task]) for answer in together] == [""] * len(together)
+    assert [defect(answer, PIPELINE_TASKS[task].answer) for answer in together] == [""] * len(together)
 
 
 ARCHITECTURES = [
@@ -247,7 +249,8 @@ def test_every_task_of_transformers_is_served():
     from transformers.pipelines import SUPPORTED_TASKS
 
     assert set(SUPPORTED_TASKS) - set(PIPELINE_TASKS) == set()
-    assert {task for task, _ in MODELS} | {*FASTER} == set(PIPELINE_TASKS) == set(ANSWERS)
+    faster = {task for task, row in PIPELINE_TASKS.items() if row.is_faster_elsewhere}
+    assert {task for task, _ in MODELS} | faster == set(PIPELINE_TASKS)
     table, _, _ = PAGE.read_text().partition("## Requests")
     assert set(PIPELINE_TASKS) == set(re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.MULTILINE))
 
@@ -468,9 +471,12 @@ def test_kind_of_a_speech_model_is_read_from_its_checkpoint(tmp_path, config, op
 
 
 def test_each_task_has_its_parameters_and_each_parameter_a_form():
-    known = {name for names in (*OF_TASK.values(), IN_OBJECTS) for name in names.split()} | {"seed"}
+    known = {
+        name for names in (*(row.parameters for row in PIPELINE_TASKS.values()), IN_OBJECTS) for name in names.split()
+    } | {"seed"}
     assert known == BOUNDS.keys()
-    assert OF_TASK.keys() | {"decision", "depth-estimation"} == PIPELINE_TASKS.keys()
+    without = {task for task, row in PIPELINE_TASKS.items() if not row.parameters}
+    assert without == {"decision", "depth-estimation"}
 
 
 @pytest.mark.parametrize(("task", "sent", "reason"), REFUSED)

@@ -22,7 +22,7 @@ from serving.pipelines.outputs import plain
 from tests.support.checkpoints.pipelines import find_pipeline
 from tests.support.checkpoints.real import real_checkpoints
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.tasks.example_media import png, video
+from triton_transformers.tasks.media import png, video
 
 pytestmark = pytest.mark.usefixtures("stored")
 

@@ -20,8 +20,8 @@ from serving.pipelines.media import MediaDecoder
 from serving.triton.types import BadRequest, Busy
 from serving.triton.worker_process import WorkerEnded, WorkerProcess
 from tests.support.python_backend import parameters
-from triton_transformers.tasks import example_media
-from triton_transformers.tasks.example_media import photograph, wav
+from triton_transformers.tasks import media
+from triton_transformers.tasks.media import photograph, wav
 
 LIMITS = {"max_bytes": 2_000_000, "max_pixels": 30_000, "max_video_pixels": 60_000, "max_seconds": 5}
 
@@ -53,7 +53,7 @@ def silence(seconds: int) -> bytes:
 
 
 def png(number: int = 0) -> bytes:
-    return example_media.png(number, 64, 48)
+    return media.png(number, 64, 48)
 
 
 def mp4(number: int, width: int = 64, height: int = 48, frames: int = 10) -> bytes:
@@ -110,7 +110,7 @@ def test_sound_of_a_container_is_read(decoder):
     assert 15_000 < len(decode(decoder, "audio", webm())) < 18_000
 
 
-@pytest.mark.parametrize("video", [mp4(0), example_media.video(0, 64, 48, 10)], ids=["MP4", "AVI"])
+@pytest.mark.parametrize("video", [mp4(0), media.video(0, 64, 48, 10)], ids=["MP4", "AVI"])
 def test_video_has_its_first_frames(decoder, video):
     frames = decode(decoder, "video", video)
     assert frames.shape == (4, 48, 64, 3)

@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from triton_transformers.tasks.task import TEXT
+
 # The kinds of fields that are files -> the name of a file in the command.
 FILES = {"image": "image.jpg", "images": "image.jpg", "audio": "speech.wav", "video": "clip.mp4"}
 ONE_FILE = ("image", "audio", "video")  # the kinds of fields that are one file
-TEXT = "A dog sleeps on the sofa while it rains."
 # The values of other fields, by their names.
 SAMPLES: dict[str, Any] = {
     "question": "What is the total?",

@@ -8,23 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from triton_transformers.tasks.example_media import jpeg, photograph, png, video, wav
-from triton_transformers.tasks.pipelines import PIPELINE_TASKS, TEXTS
+from triton_transformers.tasks.media import jpeg, photograph, png, video, wav
+from triton_transformers.tasks.table import TASKS
+from triton_transformers.tasks.task import Task
 
+# The fact of a record with the parameters that each request needs: the languages of a translation.
+NEEDS = "needed_parameters"
 # The parameter of config.pbtxt with the properties of the model that its examples depend on, as JSON.
 TRAITS = "examples"
 # The length of a question, so that a model of 128 tokens has room for its context. No tokenizer makes more tokens than
 # bytes.
 QUESTION_BYTES = 48
-# Parameters with which few examples take little time, have answers, and have the same ones each time.
-FEW_TOKENS = {"max_new_tokens": 8, "do_sample": False}
-GENERATES = ("any-to-any", "automatic-speech-recognition", "image-text-to-text", "image-to-text")
-QUICK: dict[str, dict[str, Any]] = {
-    "mask-generation": {"points_per_crop": 8},
-    "object-detection": {"threshold": 0.05},
-    "text-generation": FEW_TOKENS,
-    **{task: {"generate_kwargs": FEW_TOKENS} for task in (*GENERATES, *TEXTS)},
-}
 # The kinds of media -> the noun for a row, and the unit of its amount.
 MEDIA = {
     "image": ("images", "images"),
@@ -85,39 +79,35 @@ class Traits:
         return json.dumps(others) if others else ""
 
     @property
+    def row(self) -> Task:
+        return TASKS[self.task]
+
+    @property
     def required(self) -> dict[str, Any]:
         """Return the parameters without which the pipeline does not answer."""
-        return PIPELINE_TASKS[self.task].required | self.parameters
+        return {**self.row.required, **self.parameters}
 
     @property
     def quick(self) -> dict[str, Any]:
         """Return parameters for few examples."""
-        return self.required | QUICK.get(self.task, {})
+        return {**self.required, **self.row.quick}
 
     def long(self, new_tokens: int) -> dict[str, Any]:
         """Return parameters for a load. Only a model that continues texts needs a limit to end."""
-        if self.task == "text-generation":
-            return self.required | {"max_new_tokens": new_tokens}
-        if self.task in ("any-to-any", "image-text-to-text", "image-to-text"):
-            return self.required | {"generate_kwargs": {"max_new_tokens": new_tokens}}
-        return self.required
+        if self.row.ends_by is None:
+            return self.required
+        limit = {"max_new_tokens": new_tokens}
+        return self.required | ({self.row.ends_by: limit} if self.row.ends_by else limit)
 
     @property
     def media(self) -> str:
-        """Return the kind of file in each row, or nothing. A chat of any-to-any may be without files."""
-        kinds = PIPELINE_TASKS[self.task].fields.values()
-        optional = ("any-to-any", "decision")
-        return next((kind for kind in kinds if kind in MEDIA), "") if self.task not in optional else ""
+        """Return the kind of file in each row, or nothing."""
+        return next((kind for kind in self.row.fields.values() if kind in MEDIA and self.row.files), "")
 
     @property
     def noun(self) -> str:
         """Return what people call a row."""
-        if self.task == "document-question-answering":
-            return "pages"
-        if self.task == "image-text-to-text":
-            return "images"
-        texts = "tables" if "table" in PIPELINE_TASKS[self.task].fields else "texts"
-        return MEDIA[self.media][0] if self.media else texts
+        return self.row.noun or (MEDIA[self.media][0] if self.media else "texts")
 
     @property
     def unit(self) -> str:
@@ -126,21 +116,17 @@ class Traits:
 
     def rows(self, count: int, texts: Sequence[str], sizes: Sizes = SMALL) -> list[Example]:
         """Return rows of different sizes, each with the task's own fields."""
-        if self.task == "text-to-audio":  # a model that speaks one language has no tokens for other scripts
+        if self.row.is_ascii:
             texts = [text for text in texts if text.isascii()] or texts
-        return [self.row(number, texts, sizes) for number in range(count)]
+        return [self.example(number, texts, sizes) for number in range(count)]
 
-    def row(self, number: int, texts: Sequence[str], sizes: Sizes) -> Example:
+    def example(self, number: int, texts: Sequence[str], sizes: Sizes) -> Example:
         seconds = sizes.seconds[number % len(sizes.seconds)]
-        values = {
-            name: self.value(name, kind, number, texts, sizes)
-            for name, kind in PIPELINE_TASKS[self.task].fields.items()
-        }
+        values = {name: self.value(name, kind, number, texts, sizes) for name, kind in self.row.fields.items()}
         fields = {
             name: value if isinstance(value, bytes) else value.encode() for name, value in values.items() if value
         }
-        amount = {"audio": seconds, "images": 2 if self.task == "keypoint-matching" else 1}.get(self.media, 1)
-        return Example(fields, amount)
+        return Example(fields, seconds if self.media == "audio" else self.row.files or 1)
 
     def value(self, name: str, kind: str, number: int, texts: Sequence[str], sizes: Sizes) -> bytes | str:
         """Return one field, or nothing if the row does without it."""
@@ -153,15 +139,15 @@ class Traits:
             case "video":
                 width, height = sizes.images[number % len(sizes.images)]
                 return video(number, width // 4 * 2, height // 4 * 2, self.frames)
-            case "images" if self.task == "keypoint-matching":
-                return json.dumps([encoded(image(n, sizes)) for n in (number, number + 1)])
+            case "images" if self.chats or not self.media:
+                return ""
             case "images":
-                return "" if self.chats or not self.media else json.dumps([encoded(image(number, sizes))])
+                return json.dumps([encoded(image(number + n, sizes)) for n in range(self.row.files)])
             case "chat" if self.chats and (self.media or number % 2):
                 parts = [{"type": "image", "image": encoded(image(number, sizes))}] if self.media else []
                 parts.append({"type": "text", "text": text})
                 # The templates of processors may know contents of parts only, and those of tokenizers only texts.
-                has_parts = "images" in PIPELINE_TASKS[self.task].fields
+                has_parts = "images" in self.row.fields
                 return json.dumps([{"role": "user", "content": parts if has_parts else text}])
             case "json":
                 return json.dumps(structure(name, text, number))

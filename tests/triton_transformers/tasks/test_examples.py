@@ -24,8 +24,8 @@ from serving.pipelines.inputs import Inputs
 from tests.support.measured_windows import comparison, window
 from tests.support.python_backend import parameters
 from triton_transformers.settings import Settings
-from triton_transformers.tasks.pipeline_examples import TRAITS, Traits
-from triton_transformers.tasks.pipelines import PIPELINE_TASKS
+from triton_transformers.tasks.examples import TRAITS, Traits
+from triton_transformers.tasks.table import PIPELINE_TASKS
 
 
 def config(task: str, **more: Any) -> dict[str, Any]:
@@ -135,8 +135,8 @@ LOADS = [
 @pytest.mark.parametrize(("task", "noun", "unit", "amount", "names"), LOADS, ids=[row[0] for row in LOADS])
 def test_load_has_the_fields_and_the_unit_of_the_task(monkeypatch, task, noun, unit, amount, names):
     texts = ["Who?", "It rains and rains.", "Dogs."]
-    monkeypatch.setattr("triton_transformers.tasks.pipeline_examples.photograph", lambda *_: torch.zeros(2, 2).numpy())
-    monkeypatch.setattr("triton_transformers.tasks.pipeline_examples.jpeg", lambda _: b"JPEG")
+    monkeypatch.setattr("triton_transformers.tasks.examples.photograph", lambda *_: torch.zeros(2, 2).numpy())
+    monkeypatch.setattr("triton_transformers.tasks.examples.jpeg", lambda _: b"JPEG")
     examples = Examples.from_config(config(task), texts)
     assert (examples.noun, examples.unit, {*examples.amounts}) == (noun, unit, {amount})
     assert all([tensor.name for tensor in request] == names for request in examples.requests)

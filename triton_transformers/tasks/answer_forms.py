@@ -1,4 +1,4 @@
-"""Define the shape of a pipeline's answer for each task, as JSON, to check answers without transformers."""
+"""Describe the forms of pipelines' answers as JSON, and check answers without transformers."""
 
 from __future__ import annotations
 
@@ -25,41 +25,8 @@ class File(NamedTuple):
 
 
 PNG, WAV = File("iVBORw0KGgo"), File("UklGR")
-LABELS = [{"score": NUMBER, "label": TEXT}]
-BOXES = Some({"score": NUMBER, "label": TEXT, "box": dict.fromkeys(("xmin", "ymin", "xmax", "ymax"), NUMBER)})
-POINT = {"x": NUMBER, "y": NUMBER}
+LABEL_SCORES = [{"score": NUMBER, "label": TEXT}]
 CONTINUED = [{"generated_text": ANY}]  # a text, or a chat if the request is one
-ANSWERS: dict[str, Any] = {
-    "any-to-any": CONTINUED,
-    "audio-classification": LABELS,
-    "automatic-speech-recognition": {"text": TEXT},
-    "decision": {"refund": ANY},
-    "depth-estimation": {"predicted_depth": Numbers(), "depth": PNG},
-    "document-question-answering": [{"answer": ANY}],
-    "feature-extraction": Numbers(),
-    "fill-mask": [{"score": NUMBER, "token_str": TEXT, "sequence": TEXT}],
-    "image-classification": LABELS,
-    "image-feature-extraction": Numbers(),
-    "image-segmentation": Some({"label": TEXT, "mask": PNG}),
-    "image-text-to-text": CONTINUED,
-    "image-to-text": [{"generated_text": TEXT}],
-    "keypoint-matching": Some({"keypoint_image_0": POINT, "keypoint_image_1": POINT, "score": NUMBER}),
-    "mask-generation": {"masks": Some(PNG), "scores": Some(NUMBER)},
-    "object-detection": BOXES,
-    "summarization": [{"summary_text": TEXT}],
-    "table-question-answering": {"answer": TEXT},
-    "text-classification": LABELS,
-    "text-generation": CONTINUED,
-    "text-to-audio": {"audio": WAV, "sampling_rate": NUMBER},
-    "text2text-generation": [{"generated_text": TEXT}],
-    "token-classification": Some({"score": NUMBER, "word": TEXT}),
-    "translation": [{"translation_text": TEXT}],
-    "video-classification": LABELS,
-    "zero-shot-audio-classification": LABELS,
-    "zero-shot-classification": {"sequence": TEXT, "labels": [TEXT], "scores": [NUMBER]},
-    "zero-shot-image-classification": LABELS,
-    "zero-shot-object-detection": BOXES,
-}
 
 
 def defect(answer: Any, shape: Any, place: str = "the answer") -> str:
