@@ -53,9 +53,16 @@ def stopped(stack: TestStack) -> Iterator[Callable[[], None]]:
     server = stack.server()
     try:
         server.suspend()
+        stack.wait(lambda: stands_still(server), "the server to stop")
         yield server.resume
     finally:
         server.resume()
+
+
+def stands_still(process: psutil.Process) -> bool:
+    """Return whether all threads have stopped: on a busy machine, they read requests for 70 ms after the signal."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/stat")
+    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
 def unread_requests(port: int) -> int:
