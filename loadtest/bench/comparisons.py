@@ -13,10 +13,9 @@ from pathlib import Path
 from export.catalogue import SYSTEMS
 from export.sources.source import Package
 from loadtest.bench import embedder
-from loadtest.server.own_stack import command, environment, folder, server, with_names
+from loadtest.server.own_stack import OwnStack, folder, with_names
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
-from triton_transformers.triton import engines
 
 USERS = (1, 8, 32, 64)
 SYSTEM = "embedding"
@@ -35,7 +34,7 @@ def run() -> None:
     results: dict[int, dict] = {}
     alone: list[embedder.Figures] = []
     with folder() as work:
-        variables = environment(
+        stack = OwnStack(
             work,
             SYSTEMS=SYSTEM,
             FORMAT="onnx",
@@ -44,14 +43,14 @@ def run() -> None:
             LOADTEST_CPUS=str(client),
             REPORTS=str(reports),
         )
-        command("models", variables)
-        with server(variables):
+        stack.command("models")
+        with stack.serving():
             for users in USERS:
-                engine = engines(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")["encoder"]
+                engine = stack.encoder_engine()
                 with err.status("the model alone, in a process of its own"):
-                    alone.append(embedder.measure(cpu, variables["MODEL_REPOSITORY"], engine))
+                    alone.append(embedder.measure(cpu, str(stack.models), engine))
                 with err.status(f"{SYSTEM}, {users} user(s)"):
-                    results[users] = compare(variables | {"SYSTEM": SYSTEM, "USERS": str(users)})
+                    results[users] = compare(stack, SYSTEM, USERS=str(users))
     show(results, alone)
     path = reports / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     path.write_text(json.dumps({"alone": alone, "served": results}, indent=2) + "\n")
@@ -89,15 +88,16 @@ def two_cpus() -> tuple[int, int]:
     return cpus[0], cpus[1]
 
 
-def compare(variables: dict[str, str]) -> dict:
+def compare(stack: OwnStack, system: str, **settings: str) -> dict:
     """Return the results of one comparison."""
-    latest = Path(variables["REPORTS"]) / "latest"
+    latest = Path(stack.variables["REPORTS"]) / "latest"
     before = latest.resolve()
     call = [sys.executable, "-m", "loadtest"]
-    done = subprocess.run(call, cwd=ROOT, env=with_names(variables), capture_output=True, text=True)
+    variables = with_names(stack.variables | {"SYSTEM": system} | settings)
+    done = subprocess.run(call, cwd=ROOT, env=variables, capture_output=True, text=True)
     # The exit code may only mean that batching was not proven, as with one user. The results are written all the same.
     if latest.resolve() == before:
-        raise UserError(f"the comparison of {variables['SYSTEM']} left no results: {done.stderr.strip()}")
+        raise UserError(f"the comparison of {system} left no results: {done.stderr.strip()}")
     return json.loads((latest / "results.json").read_text())
 
 

@@ -6,14 +6,12 @@ import contextlib
 import os
 import statistics
 from collections.abc import Iterable
-from pathlib import Path
 
 from loadtest.bench import embedder
 from loadtest.bench.clients import Clients, Window, measure
 from loadtest.bench.tables import in_turns
-from loadtest.server.own_stack import command, environment, folder, server
+from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.cli import out, print_table
-from triton_transformers.triton import engines
 
 SETTINGS = ("auto", "onnxruntime")
 CORES = (2, 1)
@@ -29,11 +27,11 @@ def run() -> None:
     columns = ("cores", "TRITON_ENGINE", "encoder", "64 clients", "p95", "alone", "served/alone", "1 client", "rest")
     rows = []
     with folder() as work:
-        models = {"MODEL_REPOSITORY": f"{work}/models", "SYSTEMS": "embedding"}
-        command("models", environment(work) | models)
+        assembled = OwnStack(work, SYSTEMS="embedding")
+        assembled.command("models")
         for cores in (cores for cores in CORES if cores <= len(cpus)):
             client_cpus = ",".join(map(str, cpus[cores:] or cpus))
-            rows += [[str(cores), *row] for row in compare(work, models, cpus[:cores], client_cpus)]
+            rows += [[str(cores), *row] for row in compare(assembled, cpus[:cores], client_cpus)]
     print_table(columns, rows, text_columns=("TRITON_ENGINE", "encoder"))
     out.print(
         f"medians of {ROUNDS} interleaved windows. 64 clients: requests per second; p95: their ms.\n"
@@ -42,23 +40,28 @@ def run() -> None:
     )
 
 
-def compare(work: Path, models: dict[str, str], cpus: list[int], client_cpus: str) -> Iterable[list[str]]:
+def compare(assembled: OwnStack, cpus: list[int], client_cpus: str) -> Iterable[list[str]]:
     """Start a server with each setting, measure them in turn, and yield the rows of the table."""
     with contextlib.ExitStack() as stack:
         urls, chosen = {}, {}
         for setting in SETTINGS:
-            pins = {"TRITON_ENGINE": setting, "TRITON_CPUS": ",".join(map(str, cpus))}
-            variables = environment(work / setting) | models | pins
-            stack.enter_context(server(variables))
-            urls[setting] = f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}"
-            chosen[setting] = engines(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")["encoder"]
+            own = OwnStack(
+                assembled.folder / setting,
+                SYSTEMS="embedding",
+                MODEL_REPOSITORY=str(assembled.models),
+                TRITON_ENGINE=setting,
+                TRITON_CPUS=",".join(map(str, cpus)),
+            )
+            stack.enter_context(own.serving())
+            urls[setting] = own.url("TRITON_HTTP_PORT")
+            chosen[setting] = own.encoder_engine()
         windows: dict[str, Windows] = {setting: {count: [] for count in CLIENTS} for setting in SETTINGS}
         raw: dict[str, list[dict[str, float]]] = {setting: [] for setting in SETTINGS}
         for setting in in_turns(SETTINGS, ROUNDS, f"{len(cpus)} core(s)"):
             for count in CLIENTS:
                 clients = Clients(urls[setting], "triton", count, WARMUP_S, WINDOW_S)
                 windows[setting][count].append(measure(clients, client_cpus).check())
-            raw[setting].append(embedder.measure(cpus[0], models["MODEL_REPOSITORY"], chosen[setting]))
+            raw[setting].append(embedder.measure(cpus[0], str(assembled.models), chosen[setting]))
     for setting in SETTINGS:
         rate = statistics.median(one.rate for one in windows[setting][64])
         texts = statistics.median(map(embedder.best, raw[setting]))

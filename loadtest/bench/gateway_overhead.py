@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from loadtest.bench.clients import Clients, Window, measure, percentile
 from loadtest.bench.generation_rates import prompts, save_checkpoint
 from loadtest.bench.tables import compare, in_turns, ratios, spread, total
-from loadtest.server.own_stack import command, environment, folder, server
+from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.settings import UserError
 from triton_transformers.triton import metrics_page
@@ -39,9 +39,9 @@ class Site:
     gateway_metrics: str
 
     @classmethod
-    def from_variables(cls, variables: dict[str, str]) -> Site:
+    def of(cls, stack: OwnStack) -> Site:
         ports = ("TRITON_HTTP_PORT", "TRITON_METRICS_PORT", "GATEWAY_PORT", "GATEWAY_METRICS_PORT")
-        return cls(*(f"http://127.0.0.1:{variables[port]}" for port in ports))
+        return cls(*map(stack.url, ports))
 
     def batches(self) -> tuple[float, float]:
         """Return how many texts the encoder has answered, and in how many executions."""
@@ -51,18 +51,18 @@ class Site:
 
 def run() -> None:
     with folder() as work:
-        variables = environment(work, SYSTEMS="embedding", GATEWAY_IN_FLIGHT=str(CLIENTS))
-        command("models", variables)
-        with server(variables):
-            site = Site.from_variables(variables)
+        stack = OwnStack(work, SYSTEMS="embedding", GATEWAY_IN_FLIGHT=str(CLIENTS))
+        stack.command("models")
+        with stack.serving():
+            site = Site.of(stack)
             compare_throughput(site)
             overload(site)
         save_checkpoint(work / "checkpoint")
         source = {"SOURCE": f"{work}/checkpoint", "TASK": "text-generation", "FORMAT": "openvino"}
-        generating = environment(work, SYSTEMS=f"{STORY}_stream")
-        command("models", generating | source | {"SYSTEMS": STORY})
-        with server(generating):
-            compare_first_tokens(Site.from_variables(generating))
+        generating = OwnStack(work, SYSTEMS=f"{STORY}_stream")
+        generating.command("models", SYSTEMS=STORY, **source)
+        with generating.serving():
+            compare_first_tokens(Site.of(generating))
 
 
 # --- throughput and batches -------------------------------------------------------------------------------------------

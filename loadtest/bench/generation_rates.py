@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.tables import in_turns, ratios, spread
-from loadtest.server.own_stack import command, environment, folder, server
+from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.corpus import MIXED
 from triton_transformers.triton import Triton
@@ -53,16 +53,15 @@ def run() -> None:
     with folder() as work:
         save_checkpoint(work / "checkpoint")
         models = f"{SYSTEM}_stream {REFERENCE}_stream"
-        variables = environment(work, SYSTEMS=models, TRITON_ADMIN_KEY=secrets.token_urlsafe())
+        stack = OwnStack(work, SYSTEMS=models, TRITON_ADMIN_KEY=secrets.token_urlsafe())
         source = {"SOURCE": f"{work}/checkpoint", "TASK": "text-generation"}
         for system, form in ((SYSTEM, "openvino"), (REFERENCE, "python")):
-            command("models", variables | source | {"SYSTEMS": system, "FORMAT": form})
-        with server(variables):
-            triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
-            show_rates(measure_rates(triton))
-            show_arrival(triton)
-            show_differences(triton)
-            show_fairness(triton)
+            stack.command("models", SYSTEMS=system, FORMAT=form, **source)
+        with stack.serving():
+            show_rates(measure_rates(stack.triton))
+            show_arrival(stack.triton)
+            show_differences(stack.triton)
+            show_fairness(stack.triton)
 
 
 # --- throughput -------------------------------------------------------------------------------------------------------

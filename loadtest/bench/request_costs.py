@@ -9,16 +9,13 @@ import shutil
 import statistics
 from pathlib import Path
 
-import psutil
-
 from export.recipes.config_writer import batched, tensor, write_config
 from loadtest.bench.clients import Clients, measure
 from loadtest.bench.comparisons import fetch_embedding, two_cpus
 from loadtest.bench.tables import spread, total
-from loadtest.server.own_stack import environment, folder, server
+from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.settings import ROOT
-from triton_transformers.triton import metrics_page
 
 SYSTEM = "minilm"
 # The texts of a request -> so many clients that batches are full.
@@ -31,16 +28,16 @@ def run() -> None:
     figures: dict[int, list[list[float]]] = {texts: [] for texts in LOADS}
     server_cpu, client_cpu = two_cpus()
     with folder() as work:
-        variables = environment(work, SYSTEMS=SYSTEM, TRITON_CPUS=str(server_cpu))
-        write_model(Path(variables["MODEL_REPOSITORY"], SYSTEM))
-        url = f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}"
-        with server(variables):
+        stack = OwnStack(work, SYSTEMS=SYSTEM, TRITON_CPUS=str(server_cpu))
+        write_model(stack.models / SYSTEM)
+        url = stack.url("TRITON_HTTP_PORT")
+        with stack.serving():
             for number in range(ROUNDS):
                 for texts, clients in LOADS.items():
                     with err.status(f"round {number + 1} of {ROUNDS}: requests of {texts} texts"):
-                        before = used(variables)
+                        before = used(stack)
                         measure(Clients(url, SYSTEM, clients, WARMUP_S, WINDOW_S, texts), str(client_cpu)).check()
-                        requests, batches, *seconds = (b - a for a, b in zip(before, used(variables), strict=True))
+                        requests, batches, *seconds = (b - a for a, b in zip(before, used(stack), strict=True))
                     figures[texts].append([texts * requests / batches, *(1e6 * cpu / requests for cpu in seconds)])
     rows = []
     for texts, measured in figures.items():
@@ -66,11 +63,10 @@ def write_model(model: Path) -> None:
     shutil.copy(fetch_embedding() / "tokenizer.json", version)
 
 
-def used(variables: dict[str, str]) -> tuple[float, ...]:
+def used(stack: OwnStack) -> tuple[float, ...]:
     """Return the requests and batches so far, and the CPU times: of the main thread, of the others, and of Triton."""
-    page = metrics_page(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")
-    supervisor = psutil.Process(int(Path(variables["LOCAL_STATE"], "run/supervisord.pid").read_text()))
-    programs = supervisor.children(recursive=True)
+    page = stack.metrics()
+    programs = stack.leader().children(recursive=True)
     (stub,) = [program for program in programs if program.name().startswith("triton_python_b")]
     (triton,) = [program for program in programs if program.name() == "tritonserver"]
     main = sum(thread.user_time + thread.system_time for thread in stub.threads() if thread.id == stub.pid)

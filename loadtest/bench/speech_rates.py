@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.bench.tables import in_turns, ratios, spread
-from loadtest.server.own_stack import command, environment, folder, server
+from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.cli import out, print_table
 from triton_transformers.corpus import MIXED
 from triton_transformers.load import JSON
@@ -38,11 +38,11 @@ BASE = {
 def run() -> None:
     with folder() as work:
         save_whisper(work / "checkpoint", 51_865, **BASE)
-        variables = environment(work, SYSTEMS=SYSTEM)
-        command("models", variables | {"SOURCE": f"{work}/checkpoint"})
+        stack = OwnStack(work, SYSTEMS=SYSTEM)
+        stack.command("models", SOURCE=f"{work}/checkpoint")
         sounds = [sound(number) for number in range(CLIENTS)]
-        with server(variables):
-            url = f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}/v2/models/{SYSTEM}/infer"
+        with stack.serving():
+            url = f"{stack.url('TRITON_HTTP_PORT')}/v2/models/{SYSTEM}/infer"
             show(measure(work / "checkpoint", url, sounds))
 
 

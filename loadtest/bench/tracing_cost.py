@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import shutil
 from functools import partial
-from pathlib import Path
-
-import psutil
 
 from loadtest.bench.clients import Clients, measure
 from loadtest.bench.tables import compare, total
-from loadtest.server.own_stack import command, environment, folder, server
+from loadtest.server.own_stack import OwnStack, folder
 from scripts.stack.systems import ServedSystems
 from triton_transformers.cli import out
-from triton_transformers.triton import metrics_page
 
 ROUNDS = 6
 CLIENTS = 32
@@ -23,16 +19,15 @@ WARMUP_S, WINDOW_S = 2.0, 8.0
 def run() -> None:
     with folder() as work:
         plain, traced = (
-            environment(work / trace, MODEL_REPOSITORY=f"{work}/models", SYSTEMS="embedding", TRACE=trace)
+            OwnStack(work / trace, MODEL_REPOSITORY=f"{work}/models", SYSTEMS="embedding", TRACE=trace)
             for trace in ("0", "1")
         )
-        command("models", plain)
-        with server(plain):
+        plain.command("models")
+        with plain.serving():
             # Both servers compute with the same engine.
-            states = (Path(variables["LOCAL_STATE"]) for variables in (plain, traced))
-            source, target = (ServedSystems(state).engines for state in states)
+            source, target = (ServedSystems(stack.state).engines for stack in (plain, traced))
             shutil.copytree(source, target)
-            with server(traced):
+            with traced.serving():
                 ways = {"untraced": partial(figures, plain), "traced": partial(figures, traced)}
                 digits = {"requests/s": 0, "CPU time per request, ms": 2}
                 compare(ways, ROUNDS, f"{CLIENTS} clients", digits, "ratio")
@@ -42,18 +37,16 @@ def run() -> None:
     )
 
 
-def figures(variables: dict[str, str]) -> dict[str, float]:
+def figures(stack: OwnStack) -> dict[str, float]:
     """Measure one window of a running stack."""
-    before = used(variables)
-    url = f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}"
-    window = measure(Clients(url, "triton", CLIENTS, WARMUP_S, WINDOW_S)).check()
-    requests, cpu_s = (later - earlier for later, earlier in zip(used(variables), before, strict=True))
+    before = used(stack)
+    window = measure(Clients(stack.url("TRITON_HTTP_PORT"), "triton", CLIENTS, WARMUP_S, WINDOW_S)).check()
+    requests, cpu_s = (later - earlier for later, earlier in zip(used(stack), before, strict=True))
     return {"requests/s": window.rate, "CPU time per request, ms": 1000 * cpu_s / requests}
 
 
-def used(variables: dict[str, str]) -> tuple[float, float]:
+def used(stack: OwnStack) -> tuple[float, float]:
     """Return how many requests Triton has answered, and the CPU time of all programs of the stack."""
-    page = metrics_page(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")
-    supervisor = psutil.Process(int(Path(variables["LOCAL_STATE"], "run/supervisord.pid").read_text()))
-    times = [process.cpu_times() for process in supervisor.children(recursive=True)]
+    page = stack.metrics()
+    times = [process.cpu_times() for process in stack.leader().children(recursive=True)]
     return total(page, 'nv_inference_request_success{model="encoder"'), sum(time.user + time.system for time in times)

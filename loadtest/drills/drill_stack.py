@@ -19,12 +19,12 @@ import psutil
 
 from loadtest.drills.clients import Clients
 from loadtest.server.machine import OtherPrograms, process_seconds
-from loadtest.server.own_stack import Make, environment, with_names
+from loadtest.server.own_stack import Make, OwnStack, with_names
 from scripts.stack.local.supervisor import Supervisor
 from triton_transformers.http import answers as is_up
 from triton_transformers.load import KnownVectors
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.triton import Triton, TritonError
+from triton_transformers.triton import TritonError
 
 Value = TypeVar("Value")
 
@@ -43,14 +43,13 @@ class BrokenError(Exception):
     """A command or a program did something that it should not do."""
 
 
-class DrillStack:
+class DrillStack(OwnStack):
     """A stack under a folder of its own. Use as a context manager: its end stops the stack and removes the folder."""
 
     def __init__(self, repository: Path, state: Path) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="drill-"))
-        self.variables = with_names(
-            environment(self.folder, SYSTEMS="embedding", TRITON_ADMIN_KEY=secrets.token_hex(8))
-        ) | {"TRITON_SETTINGS_FILE": f"{self.folder}/.env"}
+        folder = Path(tempfile.mkdtemp(prefix="drill-"))
+        super().__init__(folder, SYSTEMS="embedding", TRITON_ADMIN_KEY=secrets.token_hex(8))
+        self.variables = with_names(self.variables) | {"TRITON_SETTINGS_FILE": f"{folder}/.env"}
         for name in SYSTEM:
             shutil.copytree(repository / name, self.models / name)
         self.state.mkdir()
@@ -58,25 +57,10 @@ class DrillStack:
         if (state / "debian").is_dir():  # Debian's Prometheus, which `make up` has unpacked before
             (self.state / "debian").symlink_to(state / "debian")
         self.supervisor = Supervisor(self.state)
-        self.triton = Triton(self.url("TRITON_HTTP_PORT"), self.variables["TRITON_ADMIN_KEY"])
         self.fault_at: float | None = None
         # One loop for all questions. gRPC hands its events to any loop of the process, and fails at those of a closed
         # loop: the ends of requests that were cancelled with their channel.
         self.runner = asyncio.Runner()
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state"
-
-    @property
-    def models(self) -> Path:
-        return self.folder / "models"
-
-    def port(self, name: str) -> int:
-        return int(self.variables[name])
-
-    def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.port(name)}"
 
     def clients(self, keep: bool = False) -> Clients:
         return Clients(self.port("GATEWAY_PORT"), self.port("TRITON_HTTP_PORT"), self.port("TRITON_GRPC_PORT"), keep)

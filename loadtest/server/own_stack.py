@@ -11,10 +11,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
+
+import psutil
 
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import DEFAULTS, NAMES, ROOT, Settings, UserError, command_environment
+from triton_transformers.triton import Triton, engines, metrics_page
 
 
 @contextlib.contextmanager
@@ -29,36 +33,72 @@ def folder() -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-def environment(path: Path, **settings: str) -> dict[str, str]:
-    """Return the environment in which every command uses the program's own stack."""
-    names = [name for name in DEFAULTS if name.endswith("_PORT")]
-    ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
-    places = {"LOCAL_STATE": f"{path}/state", "MODEL_REPOSITORY": f"{path}/models", "REPORTS": f"{path}/reports"}
-    return command_environment(**ports | places | {"RUNTIME": "local", "GRAFANA_HOME": "none"} | settings)
-
-
 def with_names(variables: dict[str, str]) -> dict[str, str]:
     """Return the environment in which all variables that a program has set count as settings."""
     names = [name for name, value in variables.items() if os.environ.get(name) != value and name != NAMES]
     return variables | {NAMES: " ".join([variables.get(NAMES, ""), *names])}
 
 
-@contextlib.contextmanager
-def server(variables: dict[str, str], quiet: bool = False) -> Iterator[None]:
-    try:
-        command("up", variables, quiet)
-        yield
-    finally:
-        command("down", variables, quiet)
+class OwnStack:
+    """A stack of a program's own in a folder, with these settings. If `quiet`, its commands print nothing."""
 
+    def __init__(self, folder: Path, quiet: bool = False, **settings: str) -> None:
+        self.folder = folder
+        self.quiet = quiet
+        names = [name for name in DEFAULTS if name.endswith("_PORT")]
+        ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
+        places = {"LOCAL_STATE": f"{folder}/state", "MODEL_REPOSITORY": f"{folder}/models"}
+        places |= {"REPORTS": f"{folder}/reports", "RUNTIME": "local", "GRAFANA_HOME": "none"}
+        # The environment in which every command uses this stack.
+        self.variables = command_environment(**ports | places | settings)
 
-def command(name: str, variables: dict[str, str], quiet: bool = False) -> None:
-    """Run one of the stack's commands; if `quiet`, print nothing and raise its message if it fails."""
-    call = [sys.executable, "-m", "scripts.stack", name]
-    done = subprocess.run(call, cwd=ROOT, env=with_names(variables), capture_output=quiet, text=True)
-    if done.returncode:
-        message = done.stderr.strip() if quiet else "its message is above"
-        raise UserError(f"`{name}` failed for the benchmark's own server; {message}")
+    @property
+    def state(self) -> Path:
+        return Path(self.variables["LOCAL_STATE"])
+
+    @property
+    def models(self) -> Path:
+        return Path(self.variables["MODEL_REPOSITORY"])
+
+    def port(self, name: str) -> int:
+        return int(self.variables[name])
+
+    def url(self, port: str) -> str:
+        return f"http://127.0.0.1:{self.port(port)}"
+
+    @cached_property
+    def triton(self) -> Triton:
+        return Triton(self.url("TRITON_HTTP_PORT"), self.variables["TRITON_ADMIN_KEY"])
+
+    def metrics(self) -> str:
+        """Return Triton's page of metrics."""
+        return metrics_page(self.url("TRITON_METRICS_PORT"))
+
+    def encoder_engine(self) -> str:
+        """Return the engine that the model `encoder` runs on."""
+        return engines(self.url("TRITON_METRICS_PORT"))["encoder"]
+
+    def leader(self) -> psutil.Process:
+        """Return supervisord's process, whose children are the programs of the stack."""
+        return psutil.Process(int((self.state / "run/supervisord.pid").read_text()))
+
+    def command(self, name: str, **settings: str) -> None:
+        """Run one of the stack's commands. Raise its message if it fails."""
+        call = [sys.executable, "-m", "scripts.stack", name]
+        variables = with_names(self.variables | settings)
+        done = subprocess.run(call, cwd=ROOT, env=variables, capture_output=self.quiet, text=True)
+        if done.returncode:
+            message = done.stderr.strip() if self.quiet else "its message is above"
+            raise UserError(f"`{name}` failed for the benchmark's own server; {message}")
+
+    @contextlib.contextmanager
+    def serving(self, **settings: str) -> Iterator[None]:
+        """Serve until the end of the block."""
+        try:
+            self.command("up", **settings)
+            yield
+        finally:
+            self.command("down", **settings)
 
 
 class Make(subprocess.Popen[str]):

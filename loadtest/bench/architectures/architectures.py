@@ -32,7 +32,7 @@ from loadtest.bench.architectures.reference_answers import (
 )
 from loadtest.bench.architectures.small_models import SMALL_MODELS, SmallModel
 from loadtest.server.machine import host
-from loadtest.server.own_stack import environment, folder, server
+from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.cli import err, out
 from triton_transformers.settings import ROOT, Settings, UserError
 from triton_transformers.triton import Triton, TritonError
@@ -108,9 +108,9 @@ def measure(models: Iterable[SmallModel], dtype: str = "", **changes: str) -> li
     """
     with folder() as work:
         # `auto` may choose bfloat16, which changes the third digit.
-        variables = environment(work, TRITON_ADMIN_KEY=secrets.token_urlsafe(), TRITON_ENGINE="onnxruntime", **changes)
-        settings = Settings.load().replace(**variables)
-        triton = Triton(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", variables["TRITON_ADMIN_KEY"])
+        fixed = {"TRITON_ADMIN_KEY": secrets.token_urlsafe(), "TRITON_ENGINE": "onnxruntime"}
+        own = OwnStack(work, quiet=True, **fixed, **changes)
+        settings = Settings.load().replace(**own.variables)
         rows = [(model, format) for model in models for format in model.formats]
         results: dict[Row, Result | Future[Result]] = {}
         with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as comparer:
@@ -119,8 +119,8 @@ def measure(models: Iterable[SmallModel], dtype: str = "", **changes: str) -> li
                     results[row] = Result(*row, refusal=refusal)
                     continue
                 if not any(isinstance(result, Future) for result in results.values()):
-                    stack.enter_context(server(variables | {"SYSTEMS": system(*row)}, quiet=True))
-                results[row] = comparer.submit(compare, *row, expected, work, triton, dtype)
+                    stack.enter_context(own.serving(SYSTEMS=system(*row)))
+                results[row] = comparer.submit(compare, *row, expected, work, own.triton, dtype)
             return [result.result() if isinstance(result, Future) else result for result in results.values()]
 
 

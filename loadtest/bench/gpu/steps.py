@@ -25,7 +25,7 @@ from loadtest.bench.architectures.small_models import SmallModel
 from loadtest.bench.clients import Clients, measure
 from loadtest.bench.gpu.rates import save
 from loadtest.bench.gpu.ways import this_device
-from loadtest.server.own_stack import command, environment, folder, server
+from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.cli import err, out, print_table, run
 from triton_transformers.settings import MODES
 
@@ -40,20 +40,20 @@ def is_cuda() -> bool:
 
 
 @contextlib.contextmanager
-def minilm() -> Iterator[dict[str, str]]:
-    """Assemble MiniLM as the system `minilm`, in bfloat16 on a GPU. Yield the variables of its stack."""
+def minilm() -> Iterator[OwnStack]:
+    """Assemble MiniLM as the system `minilm`, in bfloat16 on a GPU. Yield its stack."""
     with folder() as work:
         checkpoint = save("MiniLM", work / "weights/1", this_device())
-        variables = stack(work, "minilm", checkpoint.folder, "python", "sentence-similarity")
-        set_dtype("minilm", Path(variables["MODEL_REPOSITORY"]), checkpoint.dtype)
-        yield variables
+        stack = assembled(work, "minilm", checkpoint.folder, "python", "sentence-similarity")
+        set_dtype("minilm", stack.models, checkpoint.dtype)
+        yield stack
 
 
-def stack(work: Path, system: str, source: Path, form: str, task: str) -> dict[str, str]:
-    """Assemble a system, and return the variables of the stack that serves it."""
-    variables = environment(work, PROFILE=this_device(), SYSTEMS=system, SYSTEM=system)
-    command("models", variables | {"SOURCE": str(source), "FORMAT": form, "TASK": task})
-    return variables
+def assembled(work: Path, system: str, source: Path, form: str, task: str) -> OwnStack:
+    """Assemble a system, and return the stack that serves it."""
+    stack = OwnStack(work, PROFILE=this_device(), SYSTEMS=system)
+    stack.command("models", SOURCE=str(source), FORMAT=form, TASK=task)
+    return stack
 
 
 def served(reports: Path) -> None:
@@ -64,12 +64,12 @@ def served(reports: Path) -> None:
         loads = [(1, 1), (1, 8), (8, 4)]
     rates: dict[tuple[int, int, int], list[float]] = {}
     p95: dict[tuple[int, int, int], list[float]] = {}
-    with minilm() as variables:
-        url = f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}"
+    with minilm() as stack:
+        url = stack.url("TRITON_HTTP_PORT")
         for instances in counts:
-            for config in edited_torch_models("minilm", Path(variables["MODEL_REPOSITORY"])):
+            for config in edited_torch_models("minilm", stack.models):
                 config.instance_group[0].count = instances
-            with server(variables):
+            with stack.serving():
                 for number, load in itertools.product(range(rounds), loads):
                     step = f"{instances} instances, round {number + 1} of {rounds}"
                     with err.status(f"{step}: {load[1]} clients, requests of {load[0]} texts"):
@@ -111,8 +111,8 @@ def window(url: str, texts: int, clients: int, window_s: float) -> tuple[float, 
 
 def loadtest(reports: Path) -> None:
     """Compare dynamic batching with the modes without it, as `make loadtest` does."""
-    with minilm() as variables, server(variables):
-        report(reports, "loadtest", compare(variables))
+    with minilm() as stack, stack.serving():
+        report(reports, "loadtest", compare(stack, "minilm"))
 
 
 def generation(reports: Path) -> None:
@@ -123,14 +123,14 @@ def generation(reports: Path) -> None:
     (parity,) = measure_parity([replace(gpt2, formats=(form,))], PROFILE=this_device())
     out.print(" | ".join(parity.cells), markup=False)
     with folder() as work:
-        variables = stack(work, "story", gpt2.save(work / "gpt2"), form, "text-generation")
-        with server(variables):
-            report(reports, f"generation-{form}", compare(variables))
+        stack = assembled(work, "story", gpt2.save(work / "gpt2"), form, "text-generation")
+        with stack.serving():
+            report(reports, f"generation-{form}", compare(stack, "story"))
 
 
-def compare(variables: dict[str, str]) -> dict[str, Any]:
+def compare(stack: OwnStack, system: str) -> dict[str, Any]:
     load = {"USERS": "64", "ROUNDS": "3", "WINDOW": "10"} if is_cuda() else {"USERS": "8", "ROUNDS": "2", "WINDOW": "5"}
-    return comparisons.compare(variables | load)
+    return comparisons.compare(stack, system, **load)
 
 
 def report(reports: Path, name: str, results: dict[str, Any]) -> None:

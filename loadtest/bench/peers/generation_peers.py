@@ -23,7 +23,7 @@ from loadtest.bench.generation_rates import NEW_TOKENS, ROUNDS, SYSTEM, Answer, 
 from loadtest.bench.peers.known_peers import Peer, Site, run_module
 from loadtest.bench.peers.running import Running
 from loadtest.bench.tables import in_turns, ratios, spread
-from loadtest.server.own_stack import command, environment, folder, server
+from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.load import JSON
 from triton_transformers.settings import UserError
@@ -162,19 +162,16 @@ def serve(way: Way, work: Path) -> Iterator[Running]:
 @contextlib.contextmanager
 def own_stack(form: str, work: Path) -> Iterator[Running]:
     """Serve the checkpoint in this FORMAT, with the gateway on the server's CPU too."""
-    path = work / form
-    variables = environment(path, SYSTEMS=SYSTEM, TRITON_CPUS=str(SERVER_CPU))
-    source = {"SOURCE": f"{work}/checkpoint", "TASK": "text-generation", "FORMAT": form}
-    command("models", variables | source, quiet=True)
+    own = OwnStack(work / form, quiet=True, SYSTEMS=SYSTEM, TRITON_CPUS=str(SERVER_CPU))
+    own.command("models", SOURCE=f"{work}/checkpoint", TASK="text-generation", FORMAT=form)
     every_cpu = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {SERVER_CPU})  # which the stack's processes inherit
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(server(variables, quiet=True))
+            stack.enter_context(own.serving())
         finally:
             os.sched_setaffinity(0, every_cpu)
-        leader = int((path / "state/run/supervisord.pid").read_text())
-        running = Running(f"http://127.0.0.1:{variables['GATEWAY_PORT']}", "completions", leader)
+        running = Running(own.url("GATEWAY_PORT"), "completions", own.leader().pid)
         try:
             yield running
         finally:

@@ -16,10 +16,9 @@ from typing import Any
 from loadtest.bench.clients import DIMENSIONS
 from loadtest.bench.embedder import VARIABLE, runs_bf16
 from loadtest.bench.peers.running import Running, started
-from loadtest.server.own_stack import environment, server
+from loadtest.server.own_stack import OwnStack
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import ROOT, Settings, UserError
-from triton_transformers.triton import engines
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 PRECISIONS = {"f32": "fp32", "bf16": "bf16"}  # as Triton's metrics name them, and as the table does
@@ -112,7 +111,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class OwnStack:
+class OwnPeer:
     """This project's own stack with its default settings, and one engine."""
 
     name: str
@@ -129,12 +128,10 @@ class OwnStack:
         site = site.in_format(self.format)
         path = site.work / f"stack-{self.engine}-{len(site.cpus)}"
         own = {"MODEL_REPOSITORY": str(site.repository), "TRITON_CPUS": site.cpu_list, "TRITON_ENGINE": self.engine}
-        variables = environment(path, SYSTEMS="embedding", **own)
-        with server(variables, quiet=True):
-            leader = int((path / "state/run/supervisord.pid").read_text())
-            engine = engines(f"http://127.0.0.1:{variables['TRITON_METRICS_PORT']}")["encoder"]
-            precision = "int8" if self.format in INT8 else PRECISIONS[engine.split()[1]]
-            running = Running(f"http://127.0.0.1:{variables['TRITON_HTTP_PORT']}", self.form, leader, precision)
+        stack = OwnStack(path, quiet=True, SYSTEMS="embedding", **own)
+        with stack.serving():
+            precision = "int8" if self.format in INT8 else PRECISIONS[stack.encoder_engine().split()[1]]
+            running = Running(stack.url("TRITON_HTTP_PORT"), self.form, stack.leader().pid, precision)
             try:
                 yield running
             finally:
@@ -189,8 +186,8 @@ VLLM_VARIABLES = (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_CPU_OMP_THREADS_BIND",
 # The settings that Ray recommends for throughput. Without them a request passes two more threads.
 RAY = (("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1"),)
 PEERS = (
-    OwnStack("this project", "auto"),
-    OwnStack("this project, ONNX Runtime", "onnxruntime"),
+    OwnPeer("this project", "auto"),
+    OwnPeer("this project, ONNX Runtime", "onnxruntime"),
     Peer("FastAPI", "fastapi", run_module("fastapi_server"), one_by_one),
     Peer("LitServe", "litserve", run_module("litserve_server"), batches),
     Peer("mosec", "mosec", run_module("mosec_server"), batches),
@@ -198,7 +195,7 @@ PEERS = (
     Peer("infinity", "infinity", tuple(INFINITY.split()), infinity, form="openai", in_weights=True),
     Peer("OpenVINO Model Server's policy", "fastapi", run_module("openvino_server"), streams),
     Peer("vLLM", "vllm", tuple(VLLM.split()), vllm, form="gateway", environment=VLLM_VARIABLES),
-    OwnStack("this project", "auto", format="int8"),
+    OwnPeer("this project", "auto", format="int8"),
     Peer("FastAPI", "fastapi", run_module("fastapi_server"), one_by_one, format="int8"),
     Peer("mosec", "mosec", run_module("mosec_server"), batches, format="int8"),
     Peer(

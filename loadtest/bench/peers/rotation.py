@@ -22,11 +22,11 @@ from rich.markup import escape
 
 from loadtest.bench.clients import Clients, Window, measure
 from loadtest.bench.comparisons import fetch_embedding
-from loadtest.bench.peers.known_peers import INT8, ONNX, PEERS, OwnStack, Peer, Site, Variant, weights_with_graph
+from loadtest.bench.peers.known_peers import INT8, ONNX, PEERS, OwnPeer, Peer, Site, Variant, weights_with_graph
 from loadtest.bench.peers.running import Running, reference
 from loadtest.bench.tables import spread
 from loadtest.server.machine import host
-from loadtest.server.own_stack import command, environment, folder
+from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.cli import err, out, print_table
 from triton_transformers.corpus import MIXED
 from triton_transformers.settings import Settings, UserError
@@ -98,16 +98,15 @@ def run() -> None:
 def prepared(work: Path, cpus: tuple[int, ...], form: str) -> Site:
     """Assemble the model in a format, in a folder of its own."""
     work.mkdir()
-    variables = environment(work, SYSTEMS="embedding", FORMAT=form)
-    command("models", variables)
-    repository = Path(variables["MODEL_REPOSITORY"])
+    stack = OwnStack(work, SYSTEMS="embedding", FORMAT=form)
+    stack.command("models")
     weights = fetch_embedding()
-    if (graph := repository / "encoder/1/model.onnx").exists():
+    if (graph := stack.models / "encoder/1/model.onnx").exists():
         weights = weights_with_graph(weights, graph, work / "weights")
-    return Site(cpus, weights, repository, work)
+    return Site(cpus, weights, stack.models, work)
 
 
-def compare(peers: Sequence[Peer | OwnStack], site: Site, client_cpus: tuple[int, ...], expected: dict) -> list[Row]:
+def compare(peers: Sequence[Peer | OwnPeer], site: Site, client_cpus: tuple[int, ...], expected: dict) -> list[Row]:
     """Measure all servers on the CPUs of the site, and the clients on theirs."""
     window = partial(measured_window, site, ",".join(map(str, client_cpus)))
     rows = [Row(len(site.cpus), peer.name, peer.is_rival) for peer in peers]
@@ -146,7 +145,7 @@ def measured_window(site: Site, cpus: str, name: str, running: Running, seconds:
 
 
 def start_fastest(
-    peer: Peer | OwnStack,
+    peer: Peer | OwnPeer,
     site: Site,
     window: Callable[[str, Running, float], Window],
     expected: dict,

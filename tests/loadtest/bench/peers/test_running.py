@@ -16,7 +16,7 @@ import pytest
 from loadtest.bench.__main__ import BENCHMARKS, main
 from loadtest.bench.clients import FORMS, Clients, Window, measure
 from loadtest.bench.peers import generation_peers, known_peers, rotation, running
-from loadtest.bench.peers.known_peers import INT8, PEERS, REQUIREMENTS, OwnStack, Peer, Site
+from loadtest.bench.peers.known_peers import INT8, PEERS, REQUIREMENTS, OwnPeer, Peer, Site
 from loadtest.bench.peers.rotation import Row, compare, markdown, show, summary
 from loadtest.bench.peers.running import started
 from tests.support.peer_stand_in import vector_of
@@ -253,7 +253,7 @@ def test_triton_form_reads_the_tensor_after_the_header():
 
 def test_packages_of_every_peer_are_pinned():
     peers = [*PEERS, *generation_peers.PEERS.values()]
-    needed = {peer.packages for peer in peers if not isinstance(peer, OwnStack)}
+    needed = {peer.packages for peer in peers if not isinstance(peer, OwnPeer)}
     assert {path.stem for path in REQUIREMENTS.iterdir()} == needed
     for path in REQUIREMENTS.iterdir():
         assert all("==" in line for line in path.read_text().splitlines()), path
