@@ -19,8 +19,8 @@ from triton_transformers.cli import err, out
 from triton_transformers.engines import OPENVINO, VLLM
 from triton_transformers.files import write_atomically
 from triton_transformers.model_config import find_config
+from triton_transformers.protocol import ADAPTERS as PARAMETER
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.tasks.kinds import ADAPTERS as PARAMETER
 from triton_transformers.tasks.kinds import NAME
 
 # The folder of a system's adapters, and the fact of its record: the identity of each one's source.

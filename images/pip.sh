@@ -16,7 +16,7 @@ shift
 UV_PYTHON=$venv/bin/python UV_LINK_MODE=copy locked.sh /opt/uv "$@"
 
 packages=$(echo "$venv"/lib/python3.*/site-packages)
-# Triton's Python processes, which ignore PYTHONPATH, find `serving` there.
+# Triton's Python processes, which ignore PYTHONPATH, find `serving` and `triton_transformers` there.
 echo /opt/triton-transformers >"$packages/triton-transformers.pth"
 rm -rf "$packages"/openvino_telemetry*  # reports the use of OpenVINO's tools
 # A server keeps only the part of OpenVINO that runs models on a CPU: a third of its 180 MB serves other devices, a tenth

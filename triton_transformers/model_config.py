@@ -5,21 +5,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
+from triton_transformers.protocol import called_models
 from triton_transformers.settings import ROOT, UserError
 
 # The configurations in git. A model repository elsewhere starts without them.
 CONFIGS = ROOT / "model_repository"
-# The parameter of the backend `generation` that names the model which generates for another one.
-ENGINE = "engine_model"
-# The parameters that name the models which a model calls; the first two are those of the backend `text_or_image`.
-CALLED = ("text_model", "image_model", ENGINE)
 # Begins a line of a configs/<profile>.pbtxt that `make tune` made from config.pbtxt.
 DIGEST = "# SHA-256 of config.pbtxt: "
 # The error message for an unreadable file contains this.
@@ -138,11 +134,6 @@ def with_steps(model: str, repository: Path, profile: str = "") -> list[str]:
     for name in models:  # grows while we iterate
         models += [step for step in load_config(name, repository, profile).steps if step not in models]
     return models
-
-
-def called_models(steps: Iterable[str], parameters: Mapping[str, str]) -> list[str]:
-    """Return the models that a model calls, each once: the steps of an ensemble, and those of its parameters."""
-    return list(dict.fromkeys([*steps, *(parameters[key] for key in CALLED if key in parameters)]))
 
 
 def read_config(path: Path) -> ModelConfig:

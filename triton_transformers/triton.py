@@ -1,4 +1,7 @@
-"""A small client of Triton's API: readiness, the model repository, model control, inference."""
+"""A small client of Triton's API: readiness, the model repository, model control, inference.
+
+The watchdog and the health check use it too, so only a load over gRPC needs more than the standard library.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,19 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from triton_transformers.engines import BY_NAME
 from triton_transformers.http import answers, opener
-from triton_transformers.model_config import ENGINE, called_models
-from triton_transformers.settings import Settings
+from triton_transformers.protocol import ENGINE, FIRST_CORE, called_models
+
+if TYPE_CHECKING:  # the image of Triton has no python-dotenv
+    from triton_transformers.settings import Settings
 
 ADMIN_HEADER = "triton-admin-key"
 GRPC_ADMIN_HEADER = f"triton-grpc-protocol-{ADMIN_HEADER}"
 LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
-# The parameter of models whose accelerator cores no other process may use (AWS Neuron).
-CORES = "NEURON_CORE_START_INDEX"
-# Triton's words for a Python process that did not report in time, as happens on a busy machine: it waits for a second.
-NOT_REPORTED = re.compile(r"is not healthy|health mutex")
 # Ends the error of a request that Triton did not answer in time, over HTTP and gRPC: a slow load is no crash.
 TIMED_OUT = "timed out"
 # The parameter of a generating model with the maximum number of texts that run together, and what a model without it
@@ -148,6 +149,9 @@ class Triton:
         index = {e["name"]: (e["state"], e.get("reason", "")) for e in entries if "state" in e}
         return {model: state for model, state in index.items() if state != ("UNAVAILABLE", "unloaded")}
 
+    def models_in(self, state: str) -> list[str]:
+        return [model for model, (model_state, _) in self.index().items() if model_state == state]
+
     def config(self, model: str) -> Config:
         return cast(Config, self.call(f"/v2/models/{model}/config"))
 
@@ -217,7 +221,7 @@ class Triton:
             config = self.config(model)
         except TritonError:
             return None
-        return config if CORES in config.get("parameters", {}) else None
+        return config if FIRST_CORE in config.get("parameters", {}) else None
 
     def composing(self, system: str) -> dict[str, Config]:
         """Return the configuration of each of the system's models by name, each before those that it calls."""

@@ -11,8 +11,8 @@ import numpy as np
 from export.catalogue import FormatUnavailable, Job, Outcome
 from export.check.served import Tensors, served_system
 from triton_transformers.answers import difference, largest
+from triton_transformers.protocol import TOKEN_COUNT
 from triton_transformers.settings import UserError
-from triton_transformers.tasks.kinds import TOKEN_COUNT
 
 # The largest difference from the reference in fp32, relative to the largest value of the tensor, by the type that the
 # served model computes in.

@@ -19,7 +19,7 @@ from gateway.text import encoders
 from gateway.triton.context import Gateway, gateway_of, read, system_for
 from gateway.triton.rows import Input, TokenId, as_rows, check_rows, read_rows
 from gateway.triton.served import System
-from triton_transformers.tasks.kinds import LOGITS
+from triton_transformers.protocol import LOGITS
 from triton_transformers.tensors import Row
 
 

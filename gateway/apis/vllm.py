@@ -21,7 +21,7 @@ from gateway.text.tool_fields import ToolUse
 from gateway.triton.context import Gateway, gateway_of, read
 from gateway.triton.rows import Answers, Input, Part, TokenId, check_rows, read_rows
 from gateway.triton.served import System
-from triton_transformers.tasks.kinds import SPAN_VECTORS
+from triton_transformers.protocol import SPAN_VECTORS
 
 JinaTask = Literal[
     "retrieval.query", "retrieval.passage", "text-matching", "classification", "clustering", "separation", "code.query",

@@ -27,10 +27,9 @@ from gateway.page.fields import Box, Field
 from gateway.text.image_urls import IMAGES
 from gateway.text.tool_calls import FAMILIES
 from gateway.triton.context import gateway_of
-from gateway.triton.inference import CANCEL
 from gateway.triton.rows import IMAGE
 from gateway.triton.served import System
-from triton_transformers.tasks.kinds import TOKENIZED
+from triton_transformers.protocol import CANCEL, TOKENIZED
 from triton_transformers.tasks.table import TASKS, task_of_tensors
 from triton_transformers.tasks.task import Task
 from triton_transformers.tasks.vectors import QUERY

@@ -21,8 +21,8 @@ from gateway.page import boxes
 from gateway.triton.context import Gateway, gateway_of
 from gateway.triton.inference import Inference
 from gateway.triton.served import System
-from triton_transformers.model_config import called_models
 from triton_transformers.pages import page
+from triton_transformers.protocol import called_models
 from triton_transformers.triton import batching, generates, is_front
 
 TRITON_S = 2.0

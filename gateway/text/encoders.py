@@ -16,7 +16,7 @@ from gateway.edge.errors import ApiError, not_ready
 from gateway.triton.context import Gateway
 from gateway.triton.rows import IMAGE, Answers, Columns, check_rows, counted, infer_rows, together
 from gateway.triton.served import System
-from triton_transformers.tasks.kinds import LOGITS, SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
+from triton_transformers.protocol import LOGITS, SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
 from triton_transformers.tensors import Row, Tensor
 
 Vectors = npt.NDArray[Any]  # [rows, dimensions]

@@ -20,6 +20,7 @@ import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from gateway.edge.counters import SLOT
+from triton_transformers.protocol import CANCEL, HEARTBEATS, SILENCE_S
 from triton_transformers.tensors import Tensor
 
 OPTIONS: Mapping[str, int | str] = {
@@ -45,14 +46,9 @@ RELEASE_S = 0.2
 ASK_AGAIN_S = 1.0
 # The time for requests whose clients left, when the gateway ends.
 CLOSE_S = 3.0
-# The optional input of our backends that generate text: the id of a request to end.
-CANCEL = "cancel"
 # The parameter that asks our backends (serving/text/prompts.py) to begin the message of an error with its status: it
 # has none in a stream, docs/triton-faults.md#errors-in-streams.
 ERROR_STATUS = "error_status"
-# The parameter that asks them for an empty response at once and every two seconds (serving/triton/heartbeats.py). If
-# these stop for SILENCE_S, the process has crashed: docs/triton-faults.md#crashed-processes-of-texts.
-HEARTBEATS, SILENCE_S = "heartbeats", 8.0
 CRASHED = "The process that generates the text crashed. Try again."
 ERROR = re.compile(r"\[(\d+)\] (.*)", re.DOTALL)
 STATUSES = {

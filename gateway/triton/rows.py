@@ -22,7 +22,7 @@ from gateway.edge.errors import ApiError, shown
 from gateway.triton.context import PARTS_AT_ONCE, Gateway
 from gateway.triton.inference import Outputs
 from gateway.triton.served import System
-from triton_transformers.tasks.kinds import TOKEN_COUNT, TOKENIZED
+from triton_transformers.protocol import TOKEN_COUNT, TOKENIZED
 from triton_transformers.tensors import Row, Tensor
 
 Result = TypeVar("Result")

@@ -16,10 +16,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from gateway.edge.config import Config
 from gateway.edge.errors import RETRY, ApiError, from_triton, is_not_loaded, not_found, not_ready
 from gateway.edge.routes import Routes
-from gateway.triton.inference import CANCEL, Inference, retrieve_error
-from triton_transformers.model_config import ENGINE
+from gateway.triton.inference import Inference, retrieve_error
+from triton_transformers.protocol import ADAPTERS, CANCEL, ENGINE, LOGITS, TOKENIZED
 from triton_transformers.tasks import kinds
-from triton_transformers.tasks.kinds import ADAPTERS, listed_names
+from triton_transformers.tasks.kinds import listed_names
 from triton_transformers.tasks.table import TASKS
 from triton_transformers.tasks.task import PIPELINE
 
@@ -254,7 +254,7 @@ class Served:
             return next((one.name for one in models if one and has(one.output, output) and has(one.input, *inputs)), "")
 
         own = [tensor.name for tensor in config.input if not tensor.optional]
-        return System(name, config, first(kinds.TOKENIZED), self._config.tool_parser, first(kinds.LOGITS, *own))
+        return System(name, config, first(TOKENIZED), self._config.tool_parser, first(LOGITS, *own))
 
     async def _model_config(self, name: str) -> ModelConfig | None:
         """Return the configuration of a model, or None if Triton has not loaded it."""

@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadtest.server.generating import with_limit
 from loadtest.server.machine import cpu_list
 from triton_transformers.files import write_atomically
+from triton_transformers.protocol import NOT_REPORTED
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import (
-    NOT_REPORTED,
     Config,
     Triton,
     TritonError,

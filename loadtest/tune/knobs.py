@@ -9,7 +9,8 @@ from typing import Any
 from loadtest.server.generating import with_limit
 from loadtest.server.switching import DEFAULT_THREADS, DEVICES, THREADS, with_batching, with_instances, without_batching
 from triton_transformers.engines import GRAPH_CHOICES
-from triton_transformers.triton import CORES, Config, called, generates, is_front, text_limit
+from triton_transformers.protocol import FIRST_CORE
+from triton_transformers.triton import Config, called, generates, is_front, text_limit
 
 Value = int | str
 # model -> knob -> value
@@ -79,7 +80,7 @@ def all_knobs(configs: Mapping[str, Config], cores: int, engines: Mapping[str, s
             knobs.append(Knob(model, "max_batch", texts, lambda config, value: with_limit(config, int(value))))
             continue
         kinds = {group["kind"] for group in config.get("instance_group", [])}
-        compiled = CORES in config.get("parameters", {})
+        compiled = FIRST_CORE in config.get("parameters", {})
         if not compiled and not kinds - {"KIND_CPU", "KIND_GPU", "KIND_AUTO"}:
             knobs.append(instances_knob(model, config, cores, bool(kinds & DEVICES.keys())))
         if config.get("max_batch_size", 0) > 0:

@@ -12,9 +12,10 @@ from rich.markup import escape
 
 from triton_transformers.cli import err, out
 from triton_transformers.files import write_atomically
+from triton_transformers.protocol import NOT_REPORTED, REQUESTED
 from triton_transformers.settings import UserError
 from triton_transformers.tasks.kinds import listed_names
-from triton_transformers.triton import NOT_REPORTED, TIMED_OUT, Triton, TritonError
+from triton_transformers.triton import TIMED_OUT, Triton, TritonError
 
 # How often to load a model whose Python process did not report to Triton in time.
 ATTEMPTS = 3
@@ -37,7 +38,7 @@ class ServedSystems:
     def __init__(self, state: Path) -> None:
         self.folder = state / "serving"
         self.path = self.folder / "systems"
-        self.requested_path = self.folder / "requested"
+        self.requested_path = self.folder / REQUESTED
         self.unfinished_path = self.folder / "unfinished"
         self.files = (self.path, self.requested_path, self.unfinished_path)
         # The local runtime's TRITON_ENGINE_CACHE.

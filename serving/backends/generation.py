@@ -6,11 +6,12 @@ from serving.triton.backend import Backend, DelegatingBackend, new_backend
 from serving.triton.parameters import parameter, weights_folder
 from serving.triton.types import ConfigError, InstanceArgs, ModelConfig
 from triton_transformers.engines import TEXT_ENGINES, engine_of_folder
+from triton_transformers.protocol import ENGINE
 
 
 class TritonPythonModel(DelegatingBackend):
     def chosen_backend(self, config: ModelConfig, args: InstanceArgs) -> Backend:
-        if parameter(config, "engine_model"):
+        if parameter(config, ENGINE):
             return new_backend("serving.generation.front", "GenerationFront")
         folder = weights_folder(config, args)
         if engine := engine_of_folder(folder):

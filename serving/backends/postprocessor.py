@@ -18,6 +18,7 @@ from serving.triton import responses
 from serving.triton.backend import BatchBackend
 from serving.triton.parameters import choice_parameter, flag_parameter, int_parameter, parameter, version_file
 from serving.triton.types import Array, ConfigError, InstanceArgs, ModelConfig, Tensors
+from triton_transformers.protocol import LOGITS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,12 +40,12 @@ class TritonPythonModel(BatchBackend[Tensors]):
 def classification(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
     labels = read_labels(args)
     activation = choice_parameter(config, "activation", answers.ACTIVATIONS, "softmax")
-    return lambda tensors: answers.classify(tensors["logits"], labels, activation)
+    return lambda tensors: answers.classify(tensors[LOGITS], labels, activation)
 
 
 def ranking(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
     activation = choice_parameter(config, "activation", answers.ACTIVATIONS, "sigmoid")
-    return lambda tensors: {"score": answers.activate(tensors["logits"], activation)}
+    return lambda tensors: {"score": answers.activate(tensors[LOGITS], activation)}
 
 
 def token_classification(config: ModelConfig, args: InstanceArgs) -> Callable[[Tensors], Tensors]:
@@ -53,8 +54,8 @@ def token_classification(config: ModelConfig, args: InstanceArgs) -> Callable[[T
     inside_words = word_continuations(config, args) if strategy in answers.WORD_STRATEGIES else None
 
     def postprocess(tensors: Tensors) -> Tensors:
-        columns = (tensors["logits"], tensors["offsets"], tensors["special_tokens_mask"])
-        inside = inside_words(tensors) if inside_words else [None] * len(tensors["logits"])
+        columns = (tensors[LOGITS], tensors["offsets"], tensors["special_tokens_mask"])
+        inside = inside_words(tensors) if inside_words else [None] * len(tensors[LOGITS])
         rows = [
             answers.entities(logits, offsets, special, labels, strategy, tokens)
             for logits, offsets, special, tokens in zip(*columns, inside, strict=True)

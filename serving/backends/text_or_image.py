@@ -18,10 +18,10 @@ from serving.triton import responses
 from serving.triton.backend import BatchBackend
 from serving.triton.parameters import parameter
 from serving.triton.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig, Tensors
+from triton_transformers.protocol import IMAGE_MODEL, TEXT_MODEL, TOKEN_COUNT
 
 TEXT, IMAGES = "input_text", ("image", "image_bytes")
 VECTOR = "sentence_embedding"
-TOKEN_COUNT = "token_count"  # none in an image
 # docs/triton-faults.md#errors-of-called-models: a part of Triton's error, and the patterns of our backends' messages.
 STARTING = "Server not ready"
 ERRORS = (
@@ -40,7 +40,7 @@ class Forwarded(NamedTuple):
 
 class TritonPythonModel(BatchBackend[Forwarded]):
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
-        text, image = parameter(config, "text_model"), parameter(config, "image_model")
+        text, image = parameter(config, TEXT_MODEL), parameter(config, IMAGE_MODEL)
         if not text or not image:
             raise ConfigError("set the parameters 'text_model' and 'image_model' to the models that requests go to")
         self.models = {TEXT: text} | dict.fromkeys(IMAGES, image)

@@ -17,11 +17,12 @@ from serving.text.token_ids import TokenIds
 from serving.text.tokenization import Answers, Rows, Tokenization, is_set
 from serving.triton import responses
 from serving.triton.types import Array, BadRequest, ConfigError, ModelConfig, Tensors
+from triton_transformers.protocol import SPAN_VECTORS
 
 # Optional input: the characters of each text's spans.
 SPANS = "spans"
 # The output of a request with spans, and the encoder's output that it is made of.
-VECTORS, HIDDEN = "span_embeddings", "last_hidden_state"
+HIDDEN = "last_hidden_state"
 # Tensor of a request that the model does not take: [texts, spans, 2], the tokens [start, end) of each span.
 TOKENS = "span_tokens"
 
@@ -86,9 +87,9 @@ def token_spans(row: int, encoding: Encoding, spans: Array) -> Array:
 class SpanAnswers(Answers):
     def __init__(self, config: ModelConfig) -> None:
         dims = {tensor["name"]: tensor["dims"] for tensor in config["output"]}
-        if VECTORS not in dims:
-            raise ConfigError(f"a model with the input '{SPANS}' needs the output '{VECTORS}'")
-        self.width = int(dims[VECTORS][-1])
+        if SPAN_VECTORS not in dims:
+            raise ConfigError(f"a model with the input '{SPANS}' needs the output '{SPAN_VECTORS}'")
+        self.width = int(dims[SPAN_VECTORS][-1])
 
     def use_head(self, head: Callable[[Array], Array] | None) -> None:
         if head is None:
@@ -96,17 +97,17 @@ class SpanAnswers(Answers):
         self.head = head
 
     def encoder_outputs(self, outputs: list[Any]) -> list[Any]:
-        own = [tensor for tensor in outputs if tensor["name"] != VECTORS]
+        own = [tensor for tensor in outputs if tensor["name"] != SPAN_VECTORS]
         return [*own, {"name": HIDDEN, "data_type": "TYPE_FP32", "dims": [-1, -1]}]
 
     def needed(self, names: list[str], rows: Rows) -> list[str]:
-        own = [name for name in names if name != VECTORS]
-        return [*own, HIDDEN] if VECTORS in names and rows.spans is not None else own
+        own = [name for name in names if name != SPAN_VECTORS]
+        return [*own, HIDDEN] if SPAN_VECTORS in names and rows.spans is not None else own
 
     def finished(self, names: list[str], rows: Rows, tokens: Tensors, outputs: Tensors) -> Tensors:
         result = {name: array for name, array in outputs.items() if name in names}
-        if VECTORS in names:
-            result[VECTORS] = self.vectors(tokens.get(TOKENS), outputs, len(rows.texts))
+        if SPAN_VECTORS in names:
+            result[SPAN_VECTORS] = self.vectors(tokens.get(TOKENS), outputs, len(rows.texts))
         return result
 
     def vectors(self, spans: Array | None, outputs: Tensors, count: int) -> Array:

@@ -20,16 +20,17 @@ from tokenizers import Encoding, Tokenizer
 from serving.encoders import answers
 from serving.text.long_texts import encode
 from serving.text.token_ids import TokenIds
-from serving.text.tokenization import PRESENT, TOKEN_COUNT, Answers, Rows, Tokenization, is_set, row_texts
+from serving.text.tokenization import PRESENT, Answers, Rows, Tokenization, is_set, row_texts
 from serving.triton.parameters import version_file
 from serving.triton.types import Array, BadRequest, InstanceArgs, ModelConfig, Tensors
+from triton_transformers.protocol import TOKEN_COUNT, VECTOR_COUNT
 
 # The file of a multi-vector model, beside its tokenizer.json.
 MULTI_VECTOR = "multi_vector.json"
 # Optional input: the query that each text is scored for.
 QUERY = "query"
 # Outputs: a vector for each token that has one, their number, and the score of the text for its query.
-VECTORS, COUNT, SCORE = "token_embeddings", "vector_count", "score"
+VECTORS, SCORE = "token_embeddings", "score"
 # Outputs: the weight of each token of a text. The encoder's output has one for each position.
 SPARSE, WEIGHTS = ("token", "token_id", "weight"), "token_weights"
 # Tensor of a request that the model does not take: which tokens have a vector.
@@ -139,13 +140,17 @@ class MultiVectorAnswers(Answers):
         self.unweighted = tokenization.settings.get("unweighted", ())
 
     def encoder_outputs(self, outputs: list[Any]) -> list[Any]:
-        own = [tensor for tensor in outputs if tensor["name"] not in (COUNT, SCORE, *SPARSE)]
+        own = [tensor for tensor in outputs if tensor["name"] not in (VECTOR_COUNT, SCORE, *SPARSE)]
         if any(tensor["name"] in SPARSE for tensor in outputs):
             own.append({"name": WEIGHTS, "data_type": "TYPE_FP32", "dims": [-1]})
         return own
 
     def needed(self, names: list[str], rows: Rows) -> list[str]:
-        sources = {COUNT: "", SCORE: VECTORS if rows.queries is not None else "", **dict.fromkeys(SPARSE, WEIGHTS)}
+        sources = {
+            VECTOR_COUNT: "",
+            SCORE: VECTORS if rows.queries is not None else "",
+            **dict.fromkeys(SPARSE, WEIGHTS),
+        }
         return list(dict.fromkeys(filter(None, (sources.get(name, name) for name in names))))
 
     def finished(self, names: list[str], rows: Rows, tokens: Tensors, outputs: Tensors) -> Tensors:
@@ -155,8 +160,8 @@ class MultiVectorAnswers(Answers):
         vectors = [row[own] for row, own in zip(outputs[VECTORS], kept, strict=True)] if VECTORS in outputs else []
         if VECTORS in result:
             result[VECTORS] = padded(vectors[:count])
-        if COUNT in names:
-            result[COUNT] = kept[:count].sum(axis=1, dtype=np.int32)[:, None]
+        if VECTOR_COUNT in names:
+            result[VECTOR_COUNT] = kept[:count].sum(axis=1, dtype=np.int32)[:, None]
         if SCORE in names and rows.queries is not None:
             result[SCORE] = self.scores(vectors, rows.queries)
         if WEIGHTS in outputs:

@@ -24,12 +24,11 @@ from serving.encoders.multi_vector import MULTI_VECTOR, MultiVectorAnswers, Mult
 from serving.encoders.plan import Encoder, Plan
 from serving.encoders.runs import Runs, TokenRequest
 from serving.engines.packing import row_lengths
-from serving.text.token_ids import TOKENIZED, TokenIds
+from serving.text.token_ids import TokenIds
 from serving.text.tokenization import (
     NUMBERS,
     PRESENT,
     REQUEST_CHARACTERS,
-    TOKEN_COUNT,
     Answers,
     Rows,
     Tokenization,
@@ -39,6 +38,7 @@ from serving.triton import responses, tracing
 from serving.triton.backend import BatchBackend
 from serving.triton.parameters import choice_parameter, flag_parameter, int_parameter, mask_name, parameter
 from serving.triton.types import Array, BadRequest, ConfigError, InstanceArgs, ModelConfig, Tensors
+from triton_transformers.protocol import TOKEN_COUNT, TOKENIZED
 
 # A request is long if it takes longer than a run of so many short texts. Its rows then run in turns of that time.
 # Larger runs computed no more tokens per second, with AMX and without.

@@ -22,14 +22,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from serving.text.chat_template import MESSAGES
-from serving.text.prompts import ERROR_STATUS, HEARTBEATS, ONE_ANSWER, TEXT_INPUT, parameters
-from serving.text.token_ids import TOKENIZED
+from serving.text.prompts import ERROR_STATUS, ONE_ANSWER, TEXT_INPUT, parameters
 from serving.triton import responses
 from serving.triton.backend import Backend
-from serving.triton.heartbeats import SILENCE_S
 from serving.triton.metrics import REQUEST_COUNTERS
 from serving.triton.parameters import parameter
 from serving.triton.types import Array, BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
+from triton_transformers.protocol import CANCEL, ENGINE, HEARTBEATS, SILENCE_S, TOKENIZED
 
 # How often to ask Triton whether clients still wait, and the largest share of the time for it.
 CHECK_S, CHECK_SHARE = 0.5, 0.05
@@ -64,7 +63,7 @@ class GenerationFront(Backend):
     counters = REQUEST_COUNTERS
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
-        self.engine = parameter(config, "engine_model")
+        self.engine = parameter(config, ENGINE)
         self.has_rows = config.get("max_batch_size", 0) > 0
         self.waiting: set[Waiting] = set()
         self.lock = threading.Lock()  # no thread may ask Triton about a request after its last response
@@ -201,7 +200,7 @@ class GenerationFront(Backend):
                 with self.lock:
                     left = waiting in self.waiting and waiting.sender.is_cancelled()
                 if left:
-                    inputs = {TEXT_INPUT: b"", "cancel": waiting.key.encode()}
+                    inputs = {TEXT_INPUT: b"", CANCEL: waiting.key.encode()}
                     arrays = {name: np.array([value], np.object_) for name, value in inputs.items()}
                     with contextlib.suppress(Exception):  # the next round tries again
                         self.last_response(self.request("", arrays, ["text_output"], {ONE_ANSWER: waiting.key}))

@@ -38,7 +38,7 @@ from serving.text.prompts import (
     read_option,
     read_request,
 )
-from serving.text.token_ids import TOKENIZED, TokenIds, check_ids, tokenized
+from serving.text.token_ids import TokenIds, check_ids, tokenized
 from serving.triton import responses
 from serving.triton.backend import Backend
 from serving.triton.heartbeats import Heartbeats
@@ -46,6 +46,7 @@ from serving.triton.metrics import REQUEST_COUNTERS
 from serving.triton.parameters import flag_parameter, int_parameter, parameter, usable_cpus
 from serving.triton.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
 from triton_transformers.engines import TextEngine
+from triton_transformers.protocol import CANCEL, TOKENIZED
 
 if TYPE_CHECKING:
     from serving.generation.decoding import Decoder
@@ -139,7 +140,7 @@ class TextGeneration(Backend):
             try:
                 sent = parameters(request)
                 read = read_request(request, sent, *self.names, self.rules)
-                if id := read.options.get("cancel"):
+                if id := read.options.get(CANCEL):
                     self.cancel(id)
                     responses.send_last(sender, read.response([Piece("", "", 0, 0)] * math.prod(read.shape)))
                     continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from serving.triton.parameters import int_parameter
 from serving.triton.types import ConfigError
+from triton_transformers.protocol import FIRST_CORE, LAST_CORE
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class Cores:
     @classmethod
     def of_instance(cls, config: dict, args: dict[str, str]) -> Cores:
         """Return this instance's share: of two instances on cores 0 to 3, the first has 0 and 1, the second 2 and 3."""
-        first = int_parameter(config, "NEURON_CORE_START_INDEX", 0)
-        last = int_parameter(config, "NEURON_CORE_END_INDEX", first)
+        first = int_parameter(config, FIRST_CORE, 0)
+        last = int_parameter(config, LAST_CORE, first)
         threads = int_parameter(config, "NUM_THREADS_PER_CORE", 1)
         if not 0 <= first <= last:
             raise ConfigError(f"NEURON_CORE_START_INDEX {first} to NEURON_CORE_END_INDEX {last} is no range of cores")

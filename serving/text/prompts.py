@@ -13,10 +13,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from serving.text.chat_template import IMAGES, MESSAGES, Message
-from serving.text.token_ids import TOKENIZED, TokenIds, read_rows
+from serving.text.token_ids import TokenIds, read_rows
 from serving.triton import responses
 from serving.triton.types import BadRequest
 from triton_transformers.engines import TEXT_ENGINES, TextEngine, titles
+from triton_transformers.protocol import CANCEL, HEARTBEATS, TOKENIZED
 
 # The name that NVIDIA's tutorial and vLLM's backend give to the prompts, and to the output with their texts.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
@@ -36,7 +37,7 @@ SAMPLING_PARAMETERS = "sampling_parameters"
 # Parameters that only other parts of this project send: the front of a model asks for one answer, with a key by which
 # it can cancel the request, because several clients may choose the same id. It and the gateway ask for errors that
 # begin with their status, because Triton loses the status in streams and between models, and for heartbeats.
-ONE_ANSWER, ERROR_STATUS, HEARTBEATS = "one_answer", "error_status", "heartbeats"
+ONE_ANSWER, ERROR_STATUS = "one_answer", "error_status"
 # The loop searches for stop strings after every token, and every row waits for that.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 # The limits of OpenAI's API and of vLLM.
@@ -124,7 +125,7 @@ RULES = NUMBERS | {
         lambda stops: len(stops) <= MAX_STOPS and all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops),
         f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters",
     ),
-    "cancel": Rule(string, bool, "the id of another request"),
+    CANCEL: Rule(string, bool, "the id of another request"),
     "stream": FLAG,
     "exclude_input_in_output": FLAG,
     # For clients of /generate, whose requests cannot name outputs.

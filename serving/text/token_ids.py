@@ -17,9 +17,6 @@ from serving.triton import responses
 from serving.triton.types import Array, BadRequest
 
 MARK = b"\xff"
-# The output with each row in the other form, as JSON: of a text its ids, of ids their text. Rows are empty if the
-# request asks for outputs of the model, too, as requests do that name no outputs.
-TOKENIZED = "tokenized"
 
 
 class TokenIds(list[int]):

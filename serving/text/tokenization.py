@@ -21,6 +21,7 @@ from serving.text.token_ids import TokenIds
 from serving.triton import responses, tracing
 from serving.triton.parameters import choice_parameter, int_parameter, parameter, version_file
 from serving.triton.types import Array, BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig, Tensors
+from triton_transformers.protocol import TOKEN_COUNT
 
 # Output tensor -> the values of one text.
 FIELDS: dict[str, Callable[[Encoding], Any]] = {
@@ -42,8 +43,6 @@ FIELDS: dict[str, Callable[[Encoding], Any]] = {
 # The keys and values that a language model keeps of earlier tokens: none, so [rows, 0]. The graph reads the number of
 # earlier tokens from the mask, so the tokenizer need not know the model's sizes.
 PAST = "past"
-# The number of a row's tokens, special tokens included: of a truncated text, those that the model gets.
-TOKEN_COUNT = "token_count"
 # The tokens of each row, the mask tokens by which a multi-vector model extends queries among them.
 PRESENT = "present"
 # If the config has these outputs, a pair that is too long becomes several rows, its windows: the number of the pair

@@ -13,10 +13,8 @@ from typing import cast
 
 import triton_python_backend_utils as pb_utils
 
-# The longest time between two responses to a request.
+# The longest time between two responses to a request: clients give up after SILENCE_S.
 BEAT_S = 2.0
-# Clients give up a text without a response for this long. gateway/triton/inference.py has the same number.
-SILENCE_S = 8.0
 
 
 class BeatingSender:

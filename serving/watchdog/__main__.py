@@ -10,14 +10,14 @@ import signal
 import sys
 import threading
 import time
-import urllib.error
 from pathlib import Path
 
 from serving.watchdog.crashed_processes import Crashes
 from serving.watchdog.endless_loads import end_hung_loads
 from serving.watchdog.memory_regions import SHARED_MEMORY, keep_regions
 from serving.watchdog.missing_systems import keep_loading
-from serving.watchdog.tritonserver import POLL_S, Stubs, Triton, log, models_of, start_time, stub_arguments
+from serving.watchdog.tritonserver import POLL_S, Stubs, client, log, models_of, start_time, stub_arguments
+from triton_transformers.triton import TritonError
 
 # The niceness of this program: on a machine that is busy with other work, a late report costs requests.
 NICENESS = -10
@@ -47,19 +47,20 @@ def main() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     # Reloads take longer than Triton waits for a process, so each kind of work has a thread. Daemons do not keep this
     # program from ending, and from being started again, after an error below.
-    stubs = Stubs(server)
-    work = ((keep_loading, (Triton(),)), (end_hung_loads, (stubs, Triton())), (keep_regions, (stubs, started)))
+    stubs, triton = Stubs(server), client()
+    work = ((keep_loading, (triton,)), (end_hung_loads, (stubs, triton)), (keep_regions, (stubs, started)))
     threads = [threading.Thread(target=function, args=arguments, daemon=True) for function, arguments in work]
     for thread in threads:
         thread.start()
-    crashes = Crashes(Triton())
+    crashes = Crashes(triton)
     while start_time(server) == started:
         try:
             crashes.poll(models_of(stubs.wait_for_search()))
-        except urllib.error.HTTPError as error:
-            log(f"Triton refused {error.url}: {error.read().decode(errors='replace')}")
+        except TritonError as error:
+            if error.status is not None:  # otherwise the server is starting or stopping: the next poll tries again
+                log(f"Triton refused a request: {error}")
         except (OSError, ValueError):
-            pass  # the server is starting or stopping: the next poll tries again
+            pass  # so is the server here
         if not threads[-1].is_alive() and start_time(server) == started:
             sys.exit("the search for the server's processes ended with an error")
     kill_orphans(server)

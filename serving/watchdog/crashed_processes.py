@@ -3,7 +3,8 @@
 import time
 from dataclasses import dataclass
 
-from serving.watchdog.tritonserver import Triton, log
+from serving.watchdog.tritonserver import log, reload, required_processes
+from triton_transformers.triton import Triton
 
 # An unload looks like a crash until it is done, so this many polls must agree before a reload.
 POLLS = 2
@@ -45,7 +46,7 @@ class Crashes:
             self.suspects[model] = Suspect(living[model] & self.known.keys())
         self.known = stubs
         for model, suspect in list(self.suspects.items()):
-            if len(living[model]) >= self.triton.required_processes(model):  # it was reloaded or unloaded
+            if len(living[model]) >= required_processes(self.triton, model):  # it was reloaded or unloaded
                 del self.suspects[model]
             elif living[model] <= suspect.survivors:
                 suspect.polls += 1
@@ -59,7 +60,7 @@ class Crashes:
         self.crashes[model] = self.crashes.get(model, 0) + 1
         log(f"a process of model '{model}' crashed; reloading the model")
         try:
-            self.triton.reload(model)
+            reload(self.triton, model)
             log(f"model '{model}' is back")
         finally:
             self.reloaded[model] = time.monotonic()

@@ -9,26 +9,17 @@ Standard library only: it runs in every image.
 
 from __future__ import annotations
 
-import http.client
 import signal
 import sys
 import time
 from graphlib import TopologicalSorter
 
-from serving.watchdog.tritonserver import Triton
+from serving.watchdog.tritonserver import client
+from triton_transformers.triton import Triton, TritonError, called
 
 # Seconds for the requests in flight. Longer requests end with the server.
 LIMIT_S = 60
 POLL_S = 0.1
-# The parameters with which models name those that they call.
-CALLED = ("model", "text_model", "image_model", "engine_model")
-
-
-def called(config: dict) -> set[str]:
-    """Return the models that a model sends requests to: an ensemble's steps, or those of its parameters."""
-    steps = {step["model_name"] for step in config.get("ensemble_scheduling", {}).get("step", [])}
-    parameters = config.get("parameters", {})
-    return steps | {parameters.get(key, {}).get("string_value", "") for key in CALLED}
 
 
 def drain(triton: Triton) -> None:
@@ -36,7 +27,9 @@ def drain(triton: Triton) -> None:
     models = {*triton.models_in("READY")}
     order = TopologicalSorter({model: () for model in models})
     for caller in models:
-        for model in called(triton.config(caller)) & models - {caller}:
+        config = triton.config(caller)
+        own = config.get("parameters", {}).get("model", {}).get("string_value", "")  # of the backend `onnx_generate`
+        for model in {*called(config), own} & models - {caller}:
             order.add(model, caller)
     order.prepare()
     while order.is_active():
@@ -53,9 +46,9 @@ def main() -> None:
     signal.signal(signal.SIGALRM, lambda *_: sys.exit(f"drain: requests are still in flight after {LIMIT_S} s"))
     signal.alarm(LIMIT_S)
     try:
-        drain(Triton())
-    except (OSError, http.client.HTTPException) as error:  # HTTPError is an OSError
-        sys.exit(f"drain: Triton does not answer: {error}")
+        drain(client())
+    except TritonError as error:
+        sys.exit(f"drain: {error}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,20 @@
 import os
 import signal
 import time
-import urllib.error
 from collections.abc import Callable
 
-from serving.watchdog.tritonserver import ANY, POLL_S, STOPPED, Stubs, Triton, awaited_by, cpu_ticks, log, models_of
+from serving.watchdog.tritonserver import (
+    ANY,
+    POLL_S,
+    STOPPED,
+    Stubs,
+    awaited_by,
+    cpu_ticks,
+    log,
+    models_of,
+    required_processes,
+)
+from triton_transformers.triton import Triton, TritonError
 
 # How often to look at the threads of the server; the list of its processes is up to a second old. If a process goes on
 # meanwhile, it may write into memory that Triton has given up, and Triton may crash: so the search is quick.
@@ -42,11 +52,11 @@ class HungLoads:
         for model in {model for pid, model in stubs.items() if pid not in self.loaded}:
             own = {pid for pid, name in stubs.items() if name == model}
             try:
-                required = self.triton.required_processes(model)
-            except urllib.error.HTTPError:
-                raise
-            except OSError:  # with --load-model the server answers only after all loads
-                required = 0
+                required = required_processes(self.triton, model)
+            except TritonError as error:
+                if error.status is not None:
+                    raise
+                required = 0  # with --load-model the server answers only after all loads
             # A reload starts new processes beside the old ones. A model with several versions always has more.
             if required and (len(own) == required or min(self.ages[pid] for pid in own) >= SETTLED_POLLS):
                 self.loaded |= own
@@ -74,5 +84,5 @@ def end_hung_loads(processes: Stubs, triton: Triton) -> None:
             for pid in hung.poll(stubs, awaited_by(processes.server), cpu_ticks) if loading else ():
                 log(f"process {pid} of model '{stubs[pid]}' did not report to Triton in time; ended it")
                 os.kill(pid, signal.SIGKILL)
-        except (OSError, ValueError):
+        except (OSError, ValueError, TritonError):
             pass  # the server is starting or stopping: the next poll tries again

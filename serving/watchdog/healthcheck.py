@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import urllib.error
 from collections import Counter
 from pathlib import Path
 from types import FrameType
 
 from serving.watchdog.missing_systems import required_systems
-from serving.watchdog.tritonserver import Triton, models_of, stubs_of
+from serving.watchdog.tritonserver import client, models_of, required_processes, stubs_of
+from triton_transformers.triton import Triton, TritonError
 
 BACKENDS = Path(os.environ.get("TRITON_HOME", "/opt/tritonserver")) / "backends"
 # Docker and Kubernetes give up after five seconds, and would not show the message of a check that they end.
@@ -41,9 +41,9 @@ def short_of_processes(triton: Triton, living: Counter[str]) -> list[str]:
 
 def is_short(triton: Triton, model: str, living: int) -> bool:
     try:
-        return runs_python(triton, model) and living < triton.required_processes(model)
-    except urllib.error.HTTPError:
-        if model in triton.models_in("READY"):
+        return runs_python(triton, model) and living < required_processes(triton, model)
+    except TritonError as error:
+        if error.status is None or model in triton.models_in("READY"):
             raise
         return False  # a client has unloaded it since the check began
 
@@ -61,16 +61,15 @@ def give_up(signum: int, frame: FrameType | None) -> None:
 def main() -> None:
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(TIMEOUT_S)
-    triton = Triton()
+    triton = client()
     path = ""
     try:
         for path in ("/v2/health/ready", *(f"/v2/models/{name}/ready" for name in required_systems())):
             triton.call(path)
         path = "/v2/repository/index"
         short = short_of_processes(triton, living_processes())
-    except OSError as error:
-        # An error of HTTP has the address as its file name.
-        sys.exit(f"{error.filename or path}: {error}")
+    except (OSError, TritonError) as error:
+        sys.exit(f"{path}: {error}")
     if short:
         sys.exit(f"these models lack a Python process until the watchdog has reloaded them: {', '.join(short)}")
 

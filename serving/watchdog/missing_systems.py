@@ -2,30 +2,18 @@
 
 import contextlib
 import os
-import re
 import time
-import urllib.error
 from pathlib import Path
 
-from serving.watchdog.tritonserver import Triton, log
+from serving.watchdog.tritonserver import TIMEOUT_S, log
+from triton_transformers.protocol import NOT_REPORTED, REQUESTED
+from triton_transformers.tasks.kinds import listed_names
+from triton_transformers.triton import Triton, TritonError
 
-# How often to load a system whose Python process did not report in time, and Triton's words for that.
-ATTEMPTS, NOT_REPORTED = 3, ("is not healthy", "health mutex")
-# Names of systems.
-NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
-# The file beside SYSTEMS_FILE that lists what the server is to serve, loaded or not.
-REQUESTED = "requested"
+# How often to load a system whose Python process did not report in time.
+ATTEMPTS = 3
 # How often to look for a change of the files of a system that did not load.
 CHANGE_POLL_S = 2.0
-
-
-def listed_systems(path: Path) -> list[str] | None:
-    """Return the systems that a file lists; None if it is missing or damaged, as kinds.py does."""
-    try:
-        names = path.read_text(encoding="utf-8").split()
-    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError):
-        return None
-    return names if all(map(NAME.fullmatch, names)) else None
 
 
 def required_systems() -> list[str]:
@@ -35,8 +23,13 @@ def required_systems() -> list[str]:
     """
     if not (file := os.environ.get("SYSTEMS_FILE")):
         return os.environ.get("SYSTEMS", "").split()
-    lists = (listed_systems(path) for path in (Path(file), Path(file).with_name(REQUESTED)))
+    lists = (listed_names(path) for path in (Path(file), Path(file).with_name(REQUESTED)))
     return next((names for names in lists if names is not None), [])
+
+
+def wait_until_live(triton: Triton) -> None:
+    while not triton.live():
+        time.sleep(0.2)
 
 
 def load_systems(triton: Triton) -> bool:
@@ -45,16 +38,14 @@ def load_systems(triton: Triton) -> bool:
     Without SYSTEMS_FILE it loads them itself, but does not try again if a process does not report in time.
     """
     try:
-        triton.wait_until_live()
-        index = triton.call("/v2/repository/index", {})
-    except (OSError, ValueError) as error:
+        wait_until_live(triton)
+        index = triton.index()
+    except TritonError as error:
         log(f"could not find the systems to load: {error}")
         return False
-    reasons = "\n".join(entry.get("reason", "") for entry in index)
-    if not os.environ.get("SYSTEMS_FILE") and not any(text in reasons for text in NOT_REPORTED):
+    if not os.environ.get("SYSTEMS_FILE") and not any(NOT_REPORTED.search(reason) for _, reason in index.values()):
         return True
-    ready = {entry["name"] for entry in index if entry.get("state") == "READY"}
-    systems = [system for system in required_systems() if system not in ready]
+    systems = [system for system in required_systems() if index.get(system, ("",))[0] != "READY"]
     # A list: each system is tried, also after one that failed.
     return all([load_system(triton, system, f"({n} of {len(systems)})") for n, system in enumerate(systems, 1)])
 
@@ -63,16 +54,14 @@ def load_system(triton: Triton, system: str, progress: str) -> bool:
     """Load a system, and return whether it is loaded."""
     for _ in range(ATTEMPTS):
         try:
-            triton.wait_until_live()
+            wait_until_live(triton)
             log(f"loading system '{system}' {progress}")
-            triton.load(system)
+            triton.load(system, timeout=TIMEOUT_S)
             log(f"system '{system}' is loaded")
             return True
-        except OSError as error:
-            answer = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
-            message = answer or str(error)
-            log(f"system '{system}' did not load: {message}")
-            if not any(text in message for text in NOT_REPORTED):
+        except TritonError as error:
+            log(f"system '{system}' did not load: {error}")
+            if not NOT_REPORTED.search(str(error)):
                 break
     return False
 
@@ -88,7 +77,7 @@ def keep_loading(triton: Triton) -> None:
     while True:
         before = versions_of_files()
         loaded = load_systems(triton)
-        if damaged := listed_systems(Path(file)) is None:
+        if damaged := listed_names(Path(file)) is None:
             log(f"{file} is missing or damaged. `make up` writes it again")
         if loaded and not damaged:
             return

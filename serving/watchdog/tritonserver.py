@@ -1,28 +1,24 @@
 """The server as the watchdog sees it: its Python processes in /proc, and its model-control API."""
 
 import contextlib
-import json
 import os
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from serving.triton.stub_memory import stub_arguments
+from triton_transformers.protocol import FIRST_CORE
+from triton_transformers.triton import Triton, TritonError
 
 POLL_S = 1.0
 # The time of a load: a large model takes long.
 TIMEOUT_S = 3600
-# How often to try the load of a model that was unloaded first, and how many polls its unload may take.
-MAX_LOADS, MAX_UNLOAD_POLLS = 5, 60
+# How often to try the load of a model that was unloaded first.
+MAX_LOADS = 5
 # The parameter in a model's configuration that counts its reloads.
 RELOADS = "watchdog_reloads"
-# The parameter of models whose accelerator cores no other process may use (AWS Neuron).
-CORES = "NEURON_CORE_START_INDEX"
 # Bytes: more than any file of /proc has that this program reads.
 MAX_FILE = 65536
 # Stands for a process that the kernel does not show.
@@ -132,59 +128,31 @@ def awaited_by(server: int) -> set[int]:
     return awaited
 
 
-class Triton:
-    """A client of the server's model-control API."""
+def client() -> Triton:
+    """Return a client of this machine's server that may load models."""
+    address = {"0.0.0.0": "127.0.0.1"}.get(bind := os.environ["BIND_ADDRESS"], bind)
+    return Triton(f"http://{address}:{os.environ.get('TRITON_HTTP_PORT', '8000')}", os.environ["TRITON_ADMIN_KEY"])
 
-    def __init__(self) -> None:
-        address = {"0.0.0.0": "127.0.0.1"}.get(bind := os.environ["BIND_ADDRESS"], bind)
-        self.url = f"http://{address}:{os.environ.get('TRITON_HTTP_PORT', '8000')}"
-        # A company's proxy must not see requests to this machine.
-        self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        self.headers = {"triton-admin-key": os.environ["TRITON_ADMIN_KEY"]}
 
-    def call(self, path: str, body: object = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=data, headers=self.headers)
-        with self.opener.open(request, timeout=TIMEOUT_S) as response:
-            return json.loads(response.read() or "null")
+def required_processes(triton: Triton, model: str) -> int:
+    """Return how many Python processes the model runs when it is healthy; 0 if it is not loaded."""
+    if model not in triton.models_in("READY"):
+        return 0
+    groups = triton.config(model)["instance_group"]
+    return sum(group["count"] * max(1, len(group.get("gpus", []))) for group in groups)
 
-    def wait_until_live(self) -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                return self.opener.open(f"{self.url}/v2/health/live", timeout=2).close()
-            time.sleep(0.2)
 
-    def models_in(self, state: str) -> list[str]:
-        return [entry["name"] for entry in self.call("/v2/repository/index", {}) if entry.get("state") == state]
-
-    def config(self, model: str) -> dict[str, Any]:
-        return self.call(f"/v2/models/{model}/config")
-
-    def required_processes(self, model: str) -> int:
-        """Return how many Python processes the model runs when it is healthy; 0 if it is not loaded."""
-        if model not in self.models_in("READY"):
-            return 0
-        groups = self.config(model)["instance_group"]
-        return sum(group["count"] * max(1, len(group.get("gpus", []))) for group in groups)
-
-    def load(self, model: str, config: dict[str, Any] | None = None) -> None:
-        parameters = {"parameters": {"config": json.dumps(config)}} if config else {}
-        self.call(f"/v2/repository/models/{model}/load", parameters)
-
-    def reload(self, model: str) -> None:
-        config = self.config(model)
-        parameters = config.setdefault("parameters", {})
-        # docs/triton-faults.md#unchanged-loads
-        count = parameters.setdefault(RELOADS, {"string_value": "0"})
-        count["string_value"] = str(int(count["string_value"]) + 1)
-        if CORES in parameters:  # the model's other processes hold the cores
-            self.call(f"/v2/repository/models/{model}/unload", {})
-            for _ in range(MAX_UNLOAD_POLLS):
-                if model not in self.models_in("UNLOADING"):
-                    break
-                time.sleep(POLL_S)
-            for _ in range(MAX_LOADS - 1):  # no later poll would see that the model is missing
-                with contextlib.suppress(urllib.error.HTTPError):
-                    return self.load(model, config)
-                time.sleep(POLL_S)
-        self.load(model, config)
+def reload(triton: Triton, model: str) -> None:
+    config = triton.config(model)
+    parameters = config.setdefault("parameters", {})
+    # docs/triton-faults.md#unchanged-loads
+    count = parameters.setdefault(RELOADS, {"string_value": "0"})
+    count["string_value"] = str(int(count["string_value"]) + 1)
+    if FIRST_CORE in parameters:  # the model's other processes hold the cores
+        with contextlib.suppress(TritonError):  # it still has requests in flight
+            triton.unload(model)
+        for _ in range(MAX_LOADS - 1):  # no later poll would see that the model is missing
+            with contextlib.suppress(TritonError):
+                return triton.load(model, config, TIMEOUT_S)
+            time.sleep(POLL_S)
+    triton.load(model, config, TIMEOUT_S)

@@ -16,12 +16,12 @@ LOAD_CLIENTS, REPLICAS, MAX_REPLICAS = 128, 2, 4
 # Each component of autoscaling, and what must serve the cluster's external metrics for it.
 AUTOSCALERS = {"autoscaling-keda": "keda", "autoscaling-hpa": "prometheus-adapter"}
 EDIT = """import json
-from serving.watchdog.tritonserver import Triton
-triton = Triton()
-config = triton.call("/v2/models/encoder/config")
+from serving.watchdog.tritonserver import client
+triton = client()
+config = triton.config("encoder")
 config["dynamic_batching"]["max_queue_delay_microseconds"] = "3000"
 triton.load("encoder", config)
-print(triton.call("/v2/models/encoder/config")["dynamic_batching"]["max_queue_delay_microseconds"])"""
+print(triton.config("encoder")["dynamic_batching"]["max_queue_delay_microseconds"])"""
 
 
 def test_first_answer_comes_soon_after_apply(cluster):

@@ -39,8 +39,9 @@ from tests.support.triton_clients import IDS, connect, exchange_over_shared_memo
 from triton_transformers.corpus import MIXED
 from triton_transformers.files import comparison_lock, exclusive
 from triton_transformers.http import answers as is_up
+from triton_transformers.protocol import NOT_REPORTED
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
-from triton_transformers.triton import NOT_REPORTED, TritonError, engines
+from triton_transformers.triton import TritonError, engines
 
 # Between two requests of a client that goes on beside a test.
 PAUSE_S = 0.03

@@ -15,8 +15,9 @@ import pytest
 
 from loadtest.server.switching import Switch, plan
 from tests.support.stacks import KEY, TestStack, bring_up, stacks
+from triton_transformers.protocol import NOT_REPORTED
 from triton_transformers.settings import MODES
-from triton_transformers.triton import NOT_REPORTED, Triton, TritonError
+from triton_transformers.triton import Triton, TritonError
 
 MODEL = """
 import time

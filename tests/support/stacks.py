@@ -27,8 +27,9 @@ from loadtest.server.own_stack import Make
 from tests.support import onnx_models as models
 from triton_transformers.http import opener
 from triton_transformers.ports import free_ports
+from triton_transformers.protocol import NOT_REPORTED
 from triton_transformers.settings import DEFAULTS, ROOT
-from triton_transformers.triton import NOT_REPORTED, Triton, TritonError
+from triton_transformers.triton import Triton, TritonError
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")

@@ -11,7 +11,6 @@ from tritonclient.grpc import model_config_pb2
 from tests.support.git import files_in_git
 from triton_transformers.model_config import (
     CONFIGS,
-    ENGINE,
     SCHEMA,
     ModelConfig,
     Tensor,
@@ -22,6 +21,7 @@ from triton_transformers.model_config import (
     read_config,
     with_steps,
 )
+from triton_transformers.protocol import ENGINE
 from triton_transformers.settings import UserError
 
 

@@ -12,20 +12,8 @@ NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 EMBEDDINGS = ("output__0", "sentence_embedding")
 # The names of an output with a vector for each token.
 TOKEN_VECTORS = ("token_embeddings", "last_hidden_state")
-# The output with the number of these vectors, unless each token has one.
-VECTOR_COUNT = "vector_count"
-# The output with a vector for each span of a text (serving/encoders/late_chunking.py).
-SPAN_VECTORS = "span_embeddings"
-# The output with the number of tokens of each text.
-TOKEN_COUNT = "token_count"
-# The output with the token ids of each text (serving/text/token_ids.py).
-TOKENIZED = "tokenized"
-LOGITS = "logits"
 # The outputs that are a text's sparse vector.
 SPARSE = ("token_id", "weight")
-
-# The parameter with the names of a language model's adapters.
-ADAPTERS = "adapters"
 
 Shapes = Mapping[str, Sequence[int]]  # output -> its dimensions, without the batch
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from triton_transformers.tasks.kinds import TOKEN_COUNT
+from triton_transformers.protocol import TOKEN_COUNT
 
 Axes = tuple[str | int, ...]
 

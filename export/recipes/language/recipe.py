@@ -22,7 +22,8 @@ from export.recipes.language.quantized import readable_weights
 from export.sources.source import Weights
 from triton_transformers.corpus import MIXED
 from triton_transformers.engines import OPENVINO, TRANSFORMERS, VLLM
-from triton_transformers.model_config import CONFIGS, ENGINE
+from triton_transformers.model_config import CONFIGS
+from triton_transformers.protocol import ENGINE
 from triton_transformers.settings import UserError
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from export.recipes.text.sentences import (
     network_parameters,
     write_json,
 )
+from triton_transformers.protocol import VECTOR_COUNT
 from triton_transformers.settings import UserError
 
 QUERY = "query"
@@ -114,7 +115,7 @@ class MultiVectorModel(SentenceModel):
         if "prompt" not in choice and name not in ("", QUERY, "document"):
             choice["prompt_name"] = name
         vectors = encode(text, convert_to_numpy=True, **choice)
-        answers = {"token_embeddings": vectors[None], "vector_count": np.array([[len(vectors)]])}
+        answers = {"token_embeddings": vectors[None], VECTOR_COUNT: np.array([[len(vectors)]])}
         if query is not None:
             own = self.original.encode_query(query, convert_to_numpy=True)
             answers["score"] = self.original.similarity([own], [vectors]).numpy()
@@ -231,7 +232,7 @@ class HybridModel(TextModel):
             "sentence_embedding": vector,
             "sparse": weights,
             "token_embeddings": vectors[None],
-            "vector_count": np.array([[len(vectors)]]),
+            VECTOR_COUNT: np.array([[len(vectors)]]),
         }
         if query := self.options_of(request):
             _, _, own = self.outputs(query[QUERY])

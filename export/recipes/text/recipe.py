@@ -28,8 +28,8 @@ from export.recipes.text.int8 import Conversion
 from export.recipes.text.network import TextModel
 from export.recipes.text.references import WINDOW_STRIDE
 from triton_transformers.corpus import MIXED, QUALITY
+from triton_transformers.protocol import FIRST_CORE, LAST_CORE, TOKEN_COUNT, TOKENIZED
 from triton_transformers.settings import UserError
-from triton_transformers.tasks.kinds import TOKEN_COUNT, TOKENIZED
 from triton_transformers.tasks.task import Axes
 from triton_transformers.tasks.vectors import DPR
 
@@ -474,7 +474,7 @@ def encoder_of_route(model: TextModel, inputs: list[Config], outputs: list[Confi
 
 def encoder_of_format(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
     if target := model.job.neuron:
-        cores = {"NEURON_CORE_START_INDEX": target.cores[0], "NEURON_CORE_END_INDEX": target.cores[-1]}
+        cores = {FIRST_CORE: target.cores[0], LAST_CORE: target.cores[-1]}
         return batched("neuron", MAX_BATCH, inputs, outputs, "KIND_MODEL"), {"task": "text-encoder", **cores}
     if model.job.format != "python":
         kind = "KIND_CPU" if model.job.format == "int8" else "KIND_AUTO"

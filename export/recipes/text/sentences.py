@@ -28,6 +28,7 @@ from export.checkpoint.tasks import transformers_of
 from export.recipes.low_rank import ADAPTER, Adapters
 from export.recipes.onnx_export import Network, attention, export, load_original
 from export.recipes.text.network import TextModel
+from triton_transformers.protocol import SPAN_VECTORS
 from triton_transformers.settings import UserError
 from triton_transformers.tasks.task import Encoder
 from triton_transformers.tasks.vectors import SPAN_ANSWERS, SPAN_OUTPUTS
@@ -114,7 +115,7 @@ class SentenceModel(TextModel):
         texts = self.texts_of(request)
         answers = {next(iter(self.task.outputs)): self.encode(texts, **self.options_of(request))}
         if "spans" in request:
-            answers["span_embeddings"] = self.encode_spans(texts[0], request["spans"][0])[None]
+            answers[SPAN_VECTORS] = self.encode_spans(texts[0], request["spans"][0])[None]
         return answers
 
     def encode(self, texts: list[str], prompt_name: str | None = None, **options: Any) -> np.ndarray:

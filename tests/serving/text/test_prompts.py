@@ -13,6 +13,7 @@ from serving.triton.types import BadRequest
 from tests.support.python_backend import InferenceRequest
 from triton_transformers.engines import TEXT_ENGINES
 from triton_transformers.model_config import read_config
+from triton_transformers.protocol import TOKENIZED
 from triton_transformers.settings import ROOT
 
 OUTPUTS = ["text", "text_output"]
@@ -113,7 +114,7 @@ def test_committed_configs_have_the_names_that_are_read(prompts, model):
     config = read_config(ROOT / "model_repository" / model / "config.pbtxt")
     inputs, outputs = ({tensor.name for tensor in tensors} for tensors in (config.inputs, config.outputs))
     details = {"finish_reason", "num_input_tokens", "num_output_tokens"}
-    own = {"out", *details} if "TEXT" in inputs else {"text", prompts.TOKENIZED, *prompts.DETAILS}
+    own = {"out", *details} if "TEXT" in inputs else {"text", TOKENIZED, *prompts.DETAILS}
     assert outputs == {prompts.TEXT_OUTPUT, *own}
     assert {prompts.TEXT_INPUT} <= inputs
     others = {"prompt", "TEXT", prompts.TEXT_INPUT, prompts.MESSAGES, prompts.IMAGES, prompts.SAMPLING_PARAMETERS}

@@ -1,14 +1,12 @@
 """When the watchdog reloads a model or ends a process, seen from its polls of the server's Python processes."""
 
 import contextlib
-import io
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
 
 import pytest
 
@@ -16,6 +14,7 @@ from serving.watchdog import crashed_processes, endless_loads, memory_regions, m
 from triton_transformers.files import write_atomically
 from triton_transformers.settings import ROOT
 from triton_transformers.tasks.kinds import listed_names
+from triton_transformers.triton import TritonError
 
 
 class StandIn:
@@ -25,10 +24,13 @@ class StandIn:
         self.required = 2
         self.reloads = 0
 
-    def required_processes(self, model):
-        return self.required
+    def models_in(self, state):
+        return ["m"] if self.required else []
 
-    def reload(self, model):
+    def config(self, model):
+        return {"instance_group": [{"count": self.required}]}
+
+    def load(self, model, config, timeout):
         self.reloads += 1
 
 
@@ -358,19 +360,18 @@ class LoadingStandIn:
     def __init__(self, *messages):
         self.messages = list(messages)
         self.loads = []
-        self.index = []
+        self.states = {}
 
-    def call(self, path, body):
-        return self.index
+    def index(self):
+        return self.states
 
-    def wait_until_live(self):
-        pass
+    def live(self):
+        return True
 
-    def load(self, system):
+    def load(self, system, timeout):
         self.loads.append(system)
         if self.messages:
-            body = io.BytesIO(self.messages.pop(0).encode())
-            raise urllib.error.HTTPError("http://127.0.0.1/load", 400, "Bad Request", {}, body)
+            raise TritonError(self.messages.pop(0), 400)
 
 
 @pytest.fixture
@@ -413,8 +414,7 @@ def test_systems_that_the_server_loads_itself_are_loaded_again_if_a_process_did_
     monkeypatch.delenv("SYSTEMS_FILE", raising=False)
     monkeypatch.setenv("SYSTEMS", "spam ham")
     triton = LoadingStandIn()
-    step = {"name": "spam_encoder", "version": "1", "state": "UNAVAILABLE", "reason": reason}
-    triton.index = [{"name": "ham", "state": "READY"}, {"name": "spam"}, step]
+    triton.states = {"ham": ("READY", ""), "spam_encoder": ("UNAVAILABLE", reason)}
     missing_systems.load_systems(triton)
     assert triton.loads == loads
 
@@ -424,11 +424,11 @@ DAMAGED = (b"\0\0\0\0", b"\xfe\xff", b"<html>\n", b"../models\n", None)
 
 
 @pytest.mark.parametrize("content", [*LISTS, *DAMAGED])
-def test_every_program_reads_the_list_by_one_rule(listed, content):
+def test_damaged_list_is_no_list(listed, content):
     listed.unlink()
     if content is not None:
         listed.write_bytes(content)
-    assert missing_systems.listed_systems(listed) == listed_names(listed) == LISTS.get(content)
+    assert listed_names(listed) == LISTS.get(content)
 
 
 def test_requested_systems_are_loaded_while_the_list_is_damaged(listed, load):
@@ -439,7 +439,7 @@ def test_requested_systems_are_loaded_while_the_list_is_damaged(listed, load):
 
 def test_loaded_systems_are_not_loaded_again(listed):
     triton = LoadingStandIn()
-    triton.index = [{"name": "spam", "state": "READY"}, {"name": "ham", "state": "UNAVAILABLE"}]
+    triton.states = {"spam": ("READY", ""), "ham": ("UNAVAILABLE", "bad config")}
     assert missing_systems.load_systems(triton)
     assert triton.loads == ["ham"]
 
@@ -463,7 +463,7 @@ def test_system_that_did_not_load_is_loaded_again_after_a_change_of_its_files(wa
     thread.start()
     assert waiting.wait(60)
     assert triton.loads == ["spam", "ham"]
-    triton.index = [{"name": "ham", "state": "READY"}]
+    triton.states = {"ham": ("READY", "")}
     (tmp_path / "models/spam/config.pbtxt").write_text("restored")
     thread.join(60)
     assert triton.loads == ["spam", "ham", "spam"]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import urllib.error
 from collections import Counter
-from email.message import Message
 
 import pytest
 
 from export.record import Record
 from serving.watchdog import drain, healthcheck
-from serving.watchdog.tritonserver import Triton
 from serving.watchdog.wait_for_models import missing
+from triton_transformers.triton import Triton, TritonError
 
 
 class StandIn(Triton):
@@ -24,17 +22,14 @@ class StandIn(Triton):
         self.backends = {"embedding": "", "encoder": "packed_onnx", "native": "onnxruntime_cpp", "tokenizer": "python"}
         self.unloaded = unloaded
 
-    def call(self, path: str, body: object = None) -> object:
+    def call(self, path: str, *arguments: object, **options: object) -> object:
         if path == "/v2/repository/index":
             return [
                 {"name": name, "state": "UNAVAILABLE" if name == self.unloaded else "READY"} for name in self.backends
             ]
         if path.endswith("/ready"):
             return None
-        return {"backend": self.backends[path.split("/")[3]]}
-
-    def required_processes(self, model: str) -> int:
-        return 2
+        return {"backend": self.backends[path.split("/")[3]], "instance_group": [{"count": 2}]}
 
 
 @pytest.fixture
@@ -53,7 +48,7 @@ def check(short, monkeypatch):
     before = signal.getsignal(signal.SIGALRM)
 
     def run(triton: StandIn) -> None:
-        monkeypatch.setattr(healthcheck, "Triton", lambda: triton)
+        monkeypatch.setattr(healthcheck, "client", lambda: triton)
         healthcheck.main()
 
     yield run
@@ -77,10 +72,10 @@ def test_model_that_is_not_loaded_needs_no_process(short):
 class UnloadingStandIn(StandIn):
     """A Triton that unloads the encoder after the first answer about its models."""
 
-    def call(self, path: str, body: object = None) -> object:
+    def call(self, path: str, *arguments: object, **options: object) -> object:
         if path == "/v2/models/encoder/config":
-            raise urllib.error.HTTPError(f"http://triton{path}", 400, "Bad Request", Message(), None)
-        answer = super().call(path, body)
+            raise TritonError("Request for unknown model: 'encoder' has no available versions", 400)
+        answer = super().call(path)
         self.unloaded = "encoder"
         return answer
 
@@ -93,23 +88,39 @@ def test_model_that_is_unloaded_during_the_check_needs_no_process(short):
 class FailingStandIn(StandIn):
     """A Triton that has no answer about the encoder, which it calls loaded."""
 
-    def call(self, path: str, body: object = None) -> object:
+    def call(self, path: str, *arguments: object, **options: object) -> object:
         if path == "/v2/models/encoder/config":
-            raise urllib.error.HTTPError(f"http://triton{path}", 500, "Internal Server Error", Message(), None)
-        return super().call(path, body)
+            raise TritonError("encoder has no configuration", 500)
+        return super().call(path)
 
 
 def test_failed_request_is_named(check):
-    with pytest.raises(SystemExit, match=r"^http://triton/v2/models/encoder/config: HTTP Error 500"):
+    with pytest.raises(SystemExit, match=r"^/v2/repository/index: encoder has no configuration"):
         check(FailingStandIn())
+
+
+class UnreadyStandIn(StandIn):
+    """A Triton whose system "encoder" is not ready, about which Triton names no model."""
+
+    def call(self, path: str, *arguments: object, **options: object) -> object:
+        if path == "/v2/models/encoder/ready":
+            raise TritonError("Model version not ready", 400)
+        return super().call(path)
+
+
+def test_system_that_is_not_ready_is_named(check, monkeypatch):
+    monkeypatch.delenv("SYSTEMS_FILE", raising=False)
+    monkeypatch.setenv("SYSTEMS", "embedding encoder")
+    with pytest.raises(SystemExit, match=r"^/v2/models/encoder/ready: Model version not ready"):
+        check(UnreadyStandIn())
 
 
 class SlowStandIn(StandIn):
     """A Triton that does not answer in time."""
 
-    def call(self, path: str, body: object = None) -> object:
+    def call(self, path: str, *arguments: object, **options: object) -> object:
         signal.raise_signal(signal.SIGALRM)
-        return super().call(path, body)
+        return super().call(path)
 
 
 def test_timeout_is_reported(check):
@@ -147,7 +158,7 @@ class UnloadedStandIn(Triton):
         self.looks = dict.fromkeys(configs, 3)
         self.unloaded: list[str] = []
 
-    def call(self, path: str, body: object = None) -> object:
+    def call(self, path: str, *arguments: object, **options: object) -> object:
         *_, model, action = path.split("/")
         if action == "config":
             return self.configs[model]
@@ -197,7 +208,7 @@ def test_server_that_does_not_answer_is_one_sentence(monkeypatch):
     monkeypatch.setenv("TRITON_HTTP_PORT", "9")
     monkeypatch.setenv("TRITON_ADMIN_KEY", "a-key-of-the-tests")
     monkeypatch.setattr(sys, "argv", ["drain.py"])
-    with pytest.raises(SystemExit, match=r"drain: Triton does not answer: .*refused"):
+    with pytest.raises(SystemExit, match=r"drain: http://127.0.0.1:9 does not answer: .*refused"):
         drain.main()
 
 
