@@ -7,12 +7,10 @@ import gc
 import importlib
 import json
 import queue
-import re
 import shutil
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,21 +119,6 @@ def test_greedy_text_equals_transformers_alone_and_together(served, tmp_path_fac
     assert together(model, PROMPTS * 6) == expected * 6
 
 
-def test_seed_gives_the_same_text_alone_and_among_others(served):
-    model = served("llama")
-    sampling = {"temperature": 1.0, "top_p": 0.9, "seed": 7}
-    alone = text(model, "I am going", **sampling)
-    assert together(model, ["I am going", *PROMPTS, "I am going"], **sampling)[-1] == alone
-    assert text(model, "I am going", **sampling | {"seed": 8}) != alone
-
-
-def test_stop_string_ends_a_text_before_it(served):
-    model = served("llama")
-    whole = text(model, "I am going")
-    stop = whole[len("I am going") + 5 :][:3]
-    assert text(model, "I am going", stop=[stop]) == whole[: whole.index(stop, len("I am going"))]
-
-
 class Held(ResponseSender):
     """Holds the engine after the first piece until `go` is set."""
 
@@ -242,99 +225,6 @@ class Cancelled(ResponseSender):
         return self.cancelled
 
 
-def test_cancelled_text_leaves_within_a_step(served, monkeypatch):
-    class CancelledAfterAPiece(Cancelled):
-        def send(self, response, flags: int = 0) -> None:
-            super().send(response, flags)
-            self.cancelled = True
-
-    model, sender = served("llama", streams=True), CancelledAfterAPiece()
-    monkeypatch.setattr("serving.generation.continuous.CHECK_AFTER_S", 0.0)  # a check follows each step
-    monkeypatch.setattr(model, "next_check", 0.0)  # also the first, whatever ran before
-    send(model, "It", sender, max_new_tokens=240)
-    assert sender.finished.wait(60)
-    assert sender.responses[-1].error == ("CANCELLED", "the client cancelled the request")
-    assert len(sender.responses) <= 3
-    assert text(served("llama"), "I am going")  # and the engine goes on
-    assert not model.rows
-
-
-def test_text_that_cannot_be_decoded_fails_alone(served, pb_utils, monkeypatch):
-    model = served("llama")
-    decode = model.tokenizer.decode
-
-    def fail_for_one(tokens: list[int], skip_special_tokens: bool = True) -> str:
-        if not skip_special_tokens:
-            raise ValueError(f"no such token as {tokens}, which only the client may know")
-        return decode(tokens, skip_special_tokens)
-
-    expected = text(model, "I am going")
-    monkeypatch.setattr(model.tokenizer, "decode", fail_for_one)
-    failing, other = send(model, "It", skip_special_tokens=False), send(model, "I am going")
-    assert failing.sender.finished.wait(60) and other.sender.finished.wait(60)
-    code, message = failing.sender.responses[0].error
-    assert code == "INTERNAL" and message.startswith("ValueError: no such token")
-    # The log has the kind and the place of the error, without texts.
-    assert re.fullmatch(rf"a request failed: ValueError in {re.escape(__file__)}, line \d+", pb_utils.Logger.errors[-1])
-    assert other.sender.responses[0].outputs["text"][0].decode() == expected
-
-
-def test_front_ends_its_own_text_by_a_key_if_clients_share_an_id(served, monkeypatch):
-    model, one, other = served("llama", streams=True), ResponseSender(), ResponseSender()
-    step, go = model.engine.step, threading.Event()
-    monkeypatch.setattr(model.engine, "step", lambda: (go.wait(60), step())[1])
-    parts = dict(zip((one, other), ("a key", "another key"), strict=True))
-    for sender, key in parts.items():
-        request = InferenceRequest(
-            ["text"], {"one_answer": key, "heartbeats": True, "max_new_tokens": 240}, prompt=[b"It"]
-        )
-        request.id, request.sender = "1", sender
-        model.execute([request])
-    model.execute([InferenceRequest(["text"], prompt=[b""], cancel=[b"a key"])])
-    go.set()
-    assert one.finished.wait(60) and other.finished.wait(60)
-    assert b"cancelled" in one.responses[-1].outputs["tokenized"][0]
-    assert "text" in other.responses[-1].outputs
-
-
-def test_request_gets_heartbeats_until_its_last_response(served, monkeypatch):
-    model, sender = served("llama", streams=True), ResponseSender()
-    monkeypatch.setattr("serving.triton.heartbeats.BEAT_S", 0)
-    monkeypatch.setattr(model.heartbeats.closed, "wait", lambda _: False)  # a beat whenever the thread runs
-    monkeypatch.setattr(model.engine, "add", lambda *_: wait_for_beats(sender))
-    request = InferenceRequest(["text"], {"heartbeats": True}, prompt=[b"It"])
-    request.sender = sender
-    model.execute([request])
-    assert sender.finished.wait(60)
-    monkeypatch.undo()
-    assert sender.responses[-1].error == ("INTERNAL", "RuntimeError: the engine has no room")
-    assert not any(response.outputs or response.error for response in sender.responses[:-1])
-    assert not model.heartbeats.beating
-
-
-def wait_for_beats(sender: ResponseSender) -> None:
-    while len(sender.responses) < 3:
-        threading.Event().wait(0.01)
-    raise RuntimeError("the engine has no room")
-
-
-def test_another_request_ends_a_text(served, pb_utils):
-    model, first = served("llama", streams=True), Held()
-    request = pb_utils.InferenceRequest(["text"], prompt=[b"It"], max_new_tokens=[240])
-    request.id, request.sender = "an id", first
-    model.execute([request])
-    assert first.holds.wait(60)
-    for id in (b"nobody's id", b"an id"):
-        for prompt in ({"prompt": [b""]}, {"messages": [b'[{"role": "user", "content": "Who?"}]']}):
-            second = pb_utils.InferenceRequest(["text"], **prompt, cancel=[id])
-            model.execute([second])
-            assert second.sender.responses[0].outputs == {"text": [b""]}
-    first.go.set()
-    assert first.finished.wait(60)
-    assert first.responses[-1].error == ("CANCELLED", "the client cancelled the request")
-    assert len(first.responses) <= 3
-
-
 def test_engine_never_reads_the_prompt_of_a_client_that_left(served, monkeypatch):
     model, sender = served("llama"), Cancelled()
     sender.cancelled = True
@@ -342,21 +232,6 @@ def test_engine_never_reads_the_prompt_of_a_client_that_left(served, monkeypatch
     send(model, "It", sender)
     assert sender.finished.wait(60)
     assert sender.responses[0].error == ("CANCELLED", "the client cancelled the request")
-
-
-def test_piece_that_cannot_be_sent_fails_its_request_only(served):
-    class Full(ResponseSender):
-        def send(self, response, flags: int = 0) -> None:
-            if not flags:
-                raise RuntimeError("no shared memory")
-            super().send(response, flags)
-
-    model, sender = served("llama", streams=True), Full()
-    send(model, "It", sender)
-    other = send(model, "I am going")
-    assert sender.finished.wait(60) and other.sender.finished.wait(60)
-    assert sender.responses[0].error == ("INTERNAL", "RuntimeError: no shared memory")
-    assert other.sender.responses[-1].error is None
 
 
 @pytest.mark.parametrize(("owner", "method"), [("tokenizer", "decode"), ("engine", "step")])
@@ -380,18 +255,6 @@ def test_engine_goes_on_after_a_text_that_failed(served, monkeypatch, owner, met
 )
 def test_smallest_numbers_choose_the_most_probable_token(served, sampling):
     assert text(served("llama"), "It", **sampling) == text(served("llama"), "It")
-
-
-def test_running_texts_end_before_the_model_is_unloaded(served, tmp_path_factory):
-    served("llama")
-    model = start(next(tmp_path_factory.getbasetemp().glob("models*/llama/llama")))
-    requests = [send(model, prompt, max_new_tokens=100) for prompt in PROMPTS]
-    model.finalize()
-    for request in requests:
-        assert request.sender.finished.wait(60)
-        assert request.sender.responses[0].error is None
-    model.thread.join(60)
-    assert not model.thread.is_alive()
 
 
 def test_response_sender_is_freed_with_the_last_response(served):
@@ -430,30 +293,6 @@ def test_text_that_fills_the_context_ends_there(served):
     request = send(model, "a 1 " * 60, max_new_tokens=200)
     assert request.sender.responses[0].error[0] == "INVALID_ARG"
     assert text(model, "It", max_new_tokens=250).startswith("It")
-
-
-def test_full_queue_answers_busy(served):
-    model = served("llama", max_batch=1, max_waiting=2)
-    blocked = threading.Event()
-    step = model.engine.step
-    model.engine.step = lambda: (blocked.wait(60), step())[1]
-    try:
-        running = send(model, "It")
-        with ThreadPoolExecutor(4) as pool:
-            others = list(pool.map(lambda _: send(model, "I am"), range(4)))
-        refused = [request for request in others if request.sender.finished.is_set()]
-        assert {request.sender.responses[0].error[0] for request in refused} == {"UNAVAILABLE"}
-        assert len(refused) >= 1
-    finally:
-        blocked.set()
-    assert all(request.sender.finished.wait(60) for request in [running, *others])
-
-
-def test_more_prompts_than_may_wait_are_wrong(served):
-    request = InferenceRequest(["text"], {}, prompt=[b"It"] * 3)
-    served("llama", max_batch=1, max_waiting=2).execute([request])
-    error = request.sender.responses[0].error
-    assert error == ("INVALID_ARG", "input 'prompt' holds 3 prompts; at most 2 may wait")
 
 
 def test_parameters_that_are_no_text_fail_their_request_alone(served, monkeypatch):

@@ -1,7 +1,7 @@
 """STANDS IN for vLLM, which runs on GPUs: the part of vLLM 0.27's synchronous API that the backend calls.
 
 It generates with the real model in transformers, on the CPU, one token per running text and step. Long prompts are
-read in chunks. Names, signatures and error messages are vLLM's.
+read in chunks. It obeys grammars with xgrammar, as vLLM does. Names, signatures and error messages are vLLM's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from serving.generation.adapters import AdapterFiles, adapted
+from serving.structure.worker import xgrammar
 
 from .lora.request import LoRARequest
 from .sampling_params import RequestOutputKind, SamplingParams
@@ -27,6 +28,7 @@ from .sampling_params import RequestOutputKind, SamplingParams
 __version__ = "0.27.1"
 BLOCK = 16  # tokens; only whole blocks of a prompt are found in the prefix cache
 CACHE_TOKENS = 4096
+DEAD_END = -1  # in place of a token, where a grammar allows none
 
 
 class TokensPrompt(TypedDict):
@@ -79,6 +81,7 @@ class Request:
     new: list[int] = dataclasses.field(default_factory=list)
     cache: Any = None
     random: torch.Generator | None = None
+    matcher: Any = None  # of its grammar
 
 
 class LLMEngine:
@@ -181,7 +184,23 @@ class LLMEngine:
         if request.params.seed is not None:
             request.random.manual_seed(request.params.seed)
         request.cache = transformers.DynamicCache()
+        if request.params.structured_outputs:
+            request.matcher = self.matcher(request.params)
         self.running.append(request)
+
+    def matcher(self, params: SamplingParams) -> Any:
+        library = xgrammar()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.args.model)
+        vocabulary = library.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=self.model.config.vocab_size, stop_token_ids=params.stop_token_ids
+        )
+        compiler, structure = library.GrammarCompiler(vocabulary), params.structured_outputs
+        compiled = (
+            compiler.compile_grammar(structure.grammar)
+            if structure.grammar
+            else compiler.compile_structural_tag(structure.structural_tag)
+        )
+        return library.GrammarMatcher(compiled)
 
     def advance(self, request: Request, budget: int, outputs: list[Any]) -> int:
         """Read the next tokens of a text, within the budget, and add its next token. Return the budget that is left."""
@@ -194,14 +213,19 @@ class LLMEngine:
         logits = answer.logits[0, -1]
         request.read += len(unread)
         if request.read == len(request.prompt) + len(request.new):
-            request.new.append(sample(adjusted(logits, request), request))
+            scores = allowed(adjusted(logits, request), request)
+            request.new.append(sample(scores, request) if scores.isfinite().any() else DEAD_END)
+            if request.matcher and request.new[-1] != DEAD_END:
+                request.matcher.accept_token(request.new[-1])
             outputs.append(self.output(request, logits.float().log_softmax(-1)))
         return budget - len(unread)
 
     def output(self, request: Request, logprobs: torch.Tensor) -> Any:
         token, params = request.new[-1], request.params
         reason = None
-        if token in (params.stop_token_ids or ()):
+        if token == DEAD_END:
+            reason = "error"
+        elif token in (params.stop_token_ids or ()):
             reason = "stop"
         elif len(request.new) >= (params.max_tokens or 16):
             reason = "length"
@@ -216,9 +240,11 @@ class LLMEngine:
             prompt_logprobs=self.prompt_logprobs(request),
             outputs=[
                 SimpleNamespace(
-                    token_ids=[token] if delta else request.new,
+                    token_ids=[] if token == DEAD_END else [token] if delta else request.new,
                     finish_reason=reason,
-                    logprobs=None if params.logprobs is None else [position(token, logprobs, params.logprobs)],
+                    logprobs=None
+                    if params.logprobs is None or token == DEAD_END
+                    else [position(token, logprobs, params.logprobs)],
                 )
             ],
         )
@@ -247,6 +273,16 @@ def adjusted(logits: torch.Tensor, request: Request) -> torch.Tensor:
     for token in {*request.new}:
         logits[token] -= params.presence_penalty + params.frequency_penalty * request.new.count(token)
     return logits
+
+
+def allowed(logits: torch.Tensor, request: Request) -> torch.Tensor:
+    """Return the scores without the tokens that the text's grammar excludes."""
+    if not request.matcher:
+        return logits
+    mask = torch.full((1, (len(logits) + 31) // 32), -1, dtype=torch.int32)
+    request.matcher.fill_next_token_bitmask(mask)
+    bits = (mask[0][:, None] >> torch.arange(32)) & 1
+    return logits.masked_fill(bits.reshape(-1)[: len(logits)] == 0, -math.inf)
 
 
 def sample(logits: torch.Tensor, request: Request) -> int:

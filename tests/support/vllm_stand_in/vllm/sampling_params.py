@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from enum import Enum
+from typing import Any
 
 
 class RequestOutputKind(Enum):
@@ -14,8 +15,15 @@ class RequestOutputKind(Enum):
 
 @dataclasses.dataclass
 class StructuredOutputsParams:
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
     grammar: str | None = None
     structural_tag: str | None = None
+
+    def __post_init__(self) -> None:
+        if sum(value is not None for value in dataclasses.astuple(self)) != 1:
+            raise ValueError("You must use exactly one kind of structured outputs constraint")
 
 
 @dataclasses.dataclass
