@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from triton_transformers.engines import BY_NAME
 from triton_transformers.http import answers, opener
 from triton_transformers.protocol import ENGINE, FIRST_CORE, called_models
 
@@ -84,6 +83,8 @@ def batching(config: Config, engine: str = "") -> str:
     if is_front(config):
         return f"by {config['parameters'][ENGINE]['string_value']}"
     if generates(config):
+        from triton_transformers.engines import BY_NAME  # dataclasses take too long for the health check
+
         texts = text_limit(config)
         own = BY_NAME.get(engine.partition(" ")[0])
         kind = "static" if own and not own.is_continuous else "continuous"

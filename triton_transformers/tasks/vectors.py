@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from triton_transformers.protocol import SPAN_VECTORS, VECTOR_COUNT
 from triton_transformers.tasks.answer_forms import Numbers
 from triton_transformers.tasks.task import INT8, ONNX, PIPELINE, Axes, Encoder, Task
 
@@ -13,7 +14,7 @@ SPARSE: dict[str, tuple[str, Axes]] = {
     "weight": ("FP32", ("E",)),
 }
 MULTI_VECTOR: dict[str, tuple[str, Axes]] = {
-    "vector_count": ("INT32", (1,)),
+    VECTOR_COUNT: ("INT32", (1,)),
     "score": ("FP32", (1,)),
     "token_embeddings": ("FP32", ("T", "M")),
 }
@@ -21,7 +22,7 @@ MULTI_VECTOR: dict[str, tuple[str, Axes]] = {
 SPAN_OUTPUTS: dict[str, Axes] = {"last_hidden_state": ("T", "H")}
 SPAN_ANSWERS: dict[str, tuple[str, Axes]] = {
     "sentence_embedding": ("FP32", ("D",)),
-    "span_embeddings": ("FP32", ("S", "D")),
+    SPAN_VECTORS: ("FP32", ("S", "D")),
 }
 # The two encoders of DPR: one for questions, one for passages.
 DPR = ("DPRContextEncoder", "DPRQuestionEncoder")
