@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -38,8 +37,6 @@ FIRST_CORE, LAST_CORE = "NEURON_CORE_START_INDEX", "NEURON_CORE_END_INDEX"
 
 # --- Triton's own -----------------------------------------------------------------------------------------------------
 
-# Triton's words for a Python process that did not report in time, as happens on a busy machine: it waits for a second.
-NOT_REPORTED = re.compile(r"is not healthy|health mutex")
 # The file beside SYSTEMS_FILE that lists what the server is to serve, loaded or not.
 REQUESTED = "requested"
 

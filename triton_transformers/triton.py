@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from triton_transformers.http import answers, opener
 from triton_transformers.protocol import ENGINE, FIRST_CORE, called_models
+from triton_transformers.triton_messages import is_restricted, reason
 
 if TYPE_CHECKING:  # the image of Triton has no python-dotenv
     from triton_transformers.settings import Settings
@@ -43,11 +44,6 @@ class TritonError(Exception):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-
-
-def reason(text: str) -> str:
-    """Return Triton's message without the stack trace that its Python backend appends."""
-    return re.sub(r"\s*At:\n.*?(\n\s*;|$)", "", text, flags=re.DOTALL).strip().rstrip(";").strip()
 
 
 def called(config: Config) -> list[str]:
@@ -208,7 +204,7 @@ class Triton:
                 channel.unary_unary(LOAD)(message, timeout, ((GRPC_ADMIN_HEADER, self.admin_key),))
             except grpc.RpcError as error:
                 text = reason(error.details() or "")
-                if "restricted" in text:
+                if is_restricted(text):
                     raise TritonError(text, 403) from None
                 if status := statuses.get(error.code()):
                     raise TritonError(text, status) from None

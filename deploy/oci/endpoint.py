@@ -17,7 +17,7 @@ from urllib3.util import Retry
 from deploy.oci.limits import REQUEST_BYTES
 from triton_transformers.cli import err
 from triton_transformers.settings import UserError
-from triton_transformers.triton import reason
+from triton_transformers.triton_messages import reason
 
 # The service answers within 60 seconds.
 TIMEOUT_S = 70

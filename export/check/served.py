@@ -73,6 +73,9 @@ class InferenceRequest:
     def inputs(self) -> list[Tensor]:
         return self._inputs
 
+    def parameters(self) -> str:
+        return ""
+
     def requested_output_names(self) -> list[str]:
         return self.outputs
 

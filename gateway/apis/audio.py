@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from gateway.edge import forms
 from gateway.edge.bodies import FORM_BODY, json_response
-from gateway.edge.errors import ApiError
+from gateway.edge.errors import ApiError, about_request
 from gateway.edge.routes import ApiRoute, api
 from gateway.triton.context import Gateway, gateway_of, read
 from gateway.triton.rows import check_rows, infer_rows, together
@@ -31,6 +31,8 @@ SEEDS = 1_000_000
 # The fields of OpenAI's segments that no pipeline reports.
 UNKNOWN = dict.fromkeys(("avg_logprob", "compression_ratio", "no_speech_prob"))
 MAX_SPEECH = 4096  # characters: OpenAI's limit
+# Input of the pipeline -> field of the request.
+FIELDS = {"audio": "file"}
 # The formats of subtitles -> the sign between seconds and milliseconds.
 SUBTITLES = {"srt": ",", "vtt": "."}
 
@@ -90,10 +92,7 @@ async def recognize(
         try:
             return await ask(gateway, system, audio=file, parameters=json.dumps(parameters | own))
         except ApiError as error:
-            error.param = "file" if "'audio'" in error.message else error.param
-            if body.language and "language" in error.message:
-                error.param = "language"
-            raise
+            raise about_request(error, FIELDS, {}) from None
 
     answers = await together(map(answer, granularities))
     by_granularity = dict(zip(granularities, answers, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,14 +9,19 @@ import grpc
 import msgspec
 from starlette.responses import Response
 
-from triton_transformers.triton import reason
+from triton_transformers.errors import CONTEXT_LENGTH, INVALID_VALUE, TypedError, decode
+from triton_transformers.triton_messages import is_outage, is_unknown_model, own_message
 
 RETRY = {"retry-after": "1"}  # seconds
-# gRPC's words if no server listens, and Triton's if the process of a model crashed or the
-# server ends.
-OUTAGE = re.compile(
-    r"connections to all backends failing|failed to connect|Stub process .* is not healthy|Server is stopping"
-)
+# The HTTP status of a model's typed error -> Triton's status for it.
+STATUSES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    499: grpc.StatusCode.CANCELLED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+# The codes of models that clients read too.
+CLIENT_CODES = (CONTEXT_LENGTH, INVALID_VALUE)
 
 
 class ApiError(Exception):
@@ -42,6 +46,7 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
         self.details = details  # that clients of Anthropic's API read
+        self.typed: TypedError | None = None  # of the model, if the request is wrong
         self.cause = ""  # what the log shows beside the status
         self.outage: str | None = None  # the system that may answer in a moment, because Triton or its process restarts
 
@@ -102,33 +107,55 @@ def form_of_client(path: str, headers: Mapping[bytes, bytes]) -> ErrorForm:
 
 def from_triton(error: grpc.RpcError, model: str = "") -> ApiError:
     """Return the error that a client gets for an error of Triton. Pass on only messages about the request."""
-    translated = _translated(error, model)
+    details = error.details() or ""
+    typed = decode(details)
+    translated = _translated(error, typed, model)
     translated.cause = f" (Triton: {error.code().name})"
-    if OUTAGE.search(error.details() or ""):
+    if is_outage(details) and not typed:
         translated.outage = model
     return translated
 
 
-def _translated(error: grpc.RpcError, model: str) -> ApiError:
-    status, message = error.code(), _reason(error.details() or "")
+def _translated(error: grpc.RpcError, typed: TypedError | None, model: str) -> ApiError:
+    status = STATUSES.get(typed.status, grpc.StatusCode.UNKNOWN) if typed else error.code()
+    message = typed.sentence if typed else own_message(error.details() or "")
     if status is grpc.StatusCode.INVALID_ARGUMENT:
-        return ApiError(400, message)
+        wrong = ApiError(400, message)
+        wrong.typed = typed
+        return wrong
     if is_not_loaded(error):
         return not_ready(model)
     if status is grpc.StatusCode.ABORTED:
         return ApiError(503, message, headers=RETRY)
-    if status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE) or OUTAGE.search(message):
+    if status in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE) or is_outage(message):
         return ApiError(503, "The inference server is busy or restarting. Try again.", headers=RETRY)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return timed_out()
     return ApiError(500, "The inference server failed to answer. Its log shows why (`make logs`).")
 
 
+def about_request(error: ApiError, fields: Mapping[str, str], rows: Mapping[str, Sequence[str]]) -> ApiError:
+    """Return a model's error about its inputs and options as one about the fields of the request.
+
+    `fields` has those with other names; `rows` the places in the request that the rows of an input come from.
+    """
+    if not (typed := error.typed) or not typed.fields:
+        return error
+    names = [fields.get(name, name) for name in typed.fields]
+    first = rows.get(typed.fields[0], ())
+    if typed.index is not None:
+        if typed.index >= len(first):
+            return error
+        names[0] = first[typed.index]
+    code = typed.code if typed.code in CLIENT_CODES else None
+    return ApiError(error.status, typed.message.format(*[f"'{name}'" for name in names]), names[0], code)
+
+
 def is_not_loaded(error: grpc.RpcError) -> bool:
     """Return whether Triton has no such model, or has not loaded it."""
     if error.code() is grpc.StatusCode.NOT_FOUND:
         return True
-    return error.code() is grpc.StatusCode.UNAVAILABLE and "unknown model" in (error.details() or "")
+    return error.code() is grpc.StatusCode.UNAVAILABLE and is_unknown_model(error.details() or "")
 
 
 def not_found(model: str, param: str = "model") -> ApiError:
@@ -152,8 +179,3 @@ def timed_out() -> ApiError:
 def shown(text: str) -> str:
     """Return a client's text as an error message may repeat it."""
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _reason(message: str) -> str:
-    """Return Triton's message without the request's id and the stack trace of its Python backend."""
-    return re.sub(r"^(in ensemble '[^']*', )?(\[request id: [^]]*\] )?", "", reason(message))

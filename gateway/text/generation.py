@@ -6,7 +6,6 @@ Each of them reads its body into a GenerationRequest, and writes the chunks of t
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -19,13 +18,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.edge.bodies import json_response
-from gateway.edge.errors import ApiError, not_found
+from gateway.edge.errors import ApiError, about_request, not_found
 from gateway.edge.streams import ENCODER, EventStream
-from gateway.text.image_urls import Image, image_tensors, placed
+from gateway.text.image_urls import IMAGES, Image, image_tensors
 from gateway.text.tool_calls import AnswerParser, CallDelta, Delta
 from gateway.triton.context import Gateway, gateway_of
 from gateway.triton.inference import Outputs
 from gateway.triton.served import Served, System
+from triton_transformers.errors import NO_CHAT_TEMPLATE, UNKNOWN_ADAPTER
 from triton_transformers.tensors import Row, Tensor
 
 # The options that are inputs of the model -> their types. The others go into `sampling_parameters`, one JSON object.
@@ -41,11 +41,6 @@ SAMPLING_PARAMETERS = "sampling_parameters"
 FIELDS = {"max_new_tokens": "max_tokens", "text_input": "prompt"}
 TEXT, REASON, LOGPROBS, STOP = "text_output", "finish_reason", "logprobs", "stop_reason"
 COUNTS = "num_input_tokens", "num_output_tokens", "num_cached_tokens"
-# How the backends begin an error about an input or an option.
-OPTION = re.compile(r"(?:unknown )?(?:input|option|parameter|sampling parameter) '(\w+)[^']*'")
-# The backends' words for a prompt that leaves no room for the new tokens.
-TOO_LONG = re.compile(r"has \d+ tokens; (in the model's|of the model's|the model is compiled)")
-NO_ADAPTER = "this model has no adapter"
 MAX_SEED = 2**63 - 1
 # Texts of one request that run at once, more than engines batch by default. All 2,048 would fill the engine's queue, so
 # that it refuses other clients, and gRPC fails with as many streams.
@@ -280,9 +275,7 @@ async def _pieces(
                     new_tokens += sum([chunk.new_tokens or 0 for _, chunk in pieces])
                     yield pieces
     except ApiError as error:
-        if NO_ADAPTER in error.message:  # it was removed after the gateway had read the list
-            raise not_found(request.model) from None
-        raise renamed(placed(error, request.images), request.fields) from None
+        raise of_request(error, request) from None
     finally:
         gateway.counters.tokens(prompt_tokens, new_tokens)
 
@@ -299,19 +292,18 @@ def read(outputs: Outputs) -> list[Piece]:
     return [(text, Chunk(0, (), *fields)) for text, fields in zip(texts, columns, strict=True)]
 
 
-def renamed(error: ApiError, fields: Mapping[str, str]) -> ApiError:
-    """Return an error about an input or option of the model as one about a field of the request."""
-    if "has no chat template" in error.message:
+def of_request(error: ApiError, request: GenerationRequest) -> ApiError:
+    """Return a model's error as one about the request."""
+    code = error.typed.code if error.typed else ""
+    if code == UNKNOWN_ADAPTER:  # it was removed after the gateway had read the list
+        return not_found(request.model)
+    if code == NO_CHAT_TEMPLATE:
         message = (
             "This model has no chat template: send its prompt to /v1/completions, or add a template to the model "
             "(docs/generation.md)."
         )
         return ApiError(400, message, "messages")
-    if match := OPTION.match(error.message):
-        message = re.sub(r"'(\w+)'", lambda name: f"'{fields.get(name[1], name[1])}'", error.message)
-        code = "context_length_exceeded" if TOO_LONG.search(message) else None
-        return ApiError(error.status, message, fields.get(match[1], match[1]), code)
-    return error
+    return about_request(error, request.fields, {IMAGES: [place for place, _ in request.images]})
 
 
 async def side_by_side(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import re
 import socket
 from collections.abc import Sequence
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
@@ -42,15 +41,6 @@ async def image_tensors(config: Config, system: System, images: Sequence[Image])
     if IMAGES not in system.inputs:
         raise ApiError(400, "This model takes texts, not images.", images[0][0], "unsupported_value")
     return [Tensor.from_texts(IMAGES, await load_images(config, images))]
-
-
-def placed(error: ApiError, images: Sequence[Image]) -> ApiError:
-    """Return a model's error about one of the images as one about its place in the request."""
-    match = re.match(rf"input '{IMAGES}': row (\d+)", error.message)
-    if match is None or int(match[1]) >= len(images):
-        return error
-    where = images[int(match[1])][0]
-    return ApiError(error.status, f"'{where}'{error.message[match.end() :]}", where, "invalid_value")
 
 
 async def load_images(config: Config, images: Sequence[Image]) -> list[bytes]:

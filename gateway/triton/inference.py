@@ -20,8 +20,11 @@ import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from gateway.edge.counters import SLOT
+from gateway.edge.errors import STATUSES
+from triton_transformers.errors import ERROR_STATUS, decode
 from triton_transformers.protocol import CANCEL, HEARTBEATS, SILENCE_S
 from triton_transformers.tensors import Tensor
+from triton_transformers.triton_messages import is_unknown_model
 
 OPTIONS: Mapping[str, int | str] = {
     "grpc.max_receive_message_length": -1,
@@ -46,17 +49,7 @@ RELEASE_S = 0.2
 ASK_AGAIN_S = 1.0
 # The time for requests whose clients left, when the gateway ends.
 CLOSE_S = 3.0
-# The parameter that asks our backends (serving/text/prompts.py) to begin the message of an error with its status: it
-# has none in a stream, docs/triton-faults.md#errors-in-streams.
-ERROR_STATUS = "error_status"
 CRASHED = "The process that generates the text crashed. Try again."
-ERROR = re.compile(r"\[(\d+)\] (.*)", re.DOTALL)
-STATUSES = {
-    "400": grpc.StatusCode.INVALID_ARGUMENT,
-    "499": grpc.StatusCode.CANCELLED,
-    "500": grpc.StatusCode.INTERNAL,
-    "503": grpc.StatusCode.UNAVAILABLE,
-}
 
 
 Outputs = Mapping[str, Tensor]
@@ -151,7 +144,6 @@ class Inference:
         """
         request = request_message(model, tensors, outputs, cancellable)
         if cancellable:
-            request.parameters[ERROR_STATUS].bool_param = True
             request.parameters[HEARTBEATS].bool_param = True
         call = self._stream_one(request)
         responses: asyncio.Queue[service_pb2.ModelStreamInferResponse | None] = asyncio.Queue()
@@ -275,11 +267,13 @@ def retrieve_error(answer: asyncio.Future[Any]) -> None:
 
 
 def _stream_error(message: str) -> grpc.aio.AioRpcError:
-    """Return the error of a response, with the status that it has outside of streams."""
-    if match := ERROR.fullmatch(message):
-        return rpc_error(STATUSES.get(match[1], grpc.StatusCode.UNKNOWN), match[2])
-    is_missing = "unknown model" in message  # Triton's words
-    return rpc_error(grpc.StatusCode.NOT_FOUND if is_missing else grpc.StatusCode.UNKNOWN, message)
+    """Return the error of a response, with the status that it has outside of streams.
+
+    See docs/triton-faults.md#errors-in-streams.
+    """
+    if typed := decode(message):
+        return rpc_error(STATUSES.get(typed.status, grpc.StatusCode.UNKNOWN), message)
+    return rpc_error(grpc.StatusCode.NOT_FOUND if is_unknown_model(message) else grpc.StatusCode.UNKNOWN, message)
 
 
 def rpc_error(code: grpc.StatusCode, message: str) -> grpc.aio.AioRpcError:
@@ -291,6 +285,7 @@ def request_message(
 ) -> service_pb2.ModelInferRequest:
     # Any client of Triton that knows the id can end the request, so it cannot be guessed.
     request = service_pb2.ModelInferRequest(model_name=model, id=secrets.token_urlsafe(16) if cancellable else "")
+    request.parameters[ERROR_STATUS].bool_param = True
     for tensor in tensors:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(tensor.data)

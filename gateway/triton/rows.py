@@ -24,6 +24,7 @@ from gateway.triton.inference import Outputs
 from gateway.triton.served import System
 from triton_transformers.protocol import TOKEN_COUNT, TOKENIZED
 from triton_transformers.tensors import Row, Tensor
+from triton_transformers.triton_messages import is_too_large_batch
 
 Result = TypeVar("Result")
 Columns = Mapping[str, Sequence[Row]]  # input -> its rows
@@ -84,7 +85,7 @@ async def infer_rows(gateway: Gateway, system: System, columns: Columns, outputs
     try:
         parts = await _infer(gateway, system, columns, outputs)
     except ApiError as error:
-        if error.status != 400 or "batch-size must be" not in error.message:
+        if error.status != 400 or not is_too_large_batch(error.message):
             raise
         # The model was loaded again with a smaller max_batch_size.
         gateway.served.forget(system.name)

@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadtest.server.generating import with_limit
 from loadtest.server.machine import cpu_list
 from triton_transformers.files import write_atomically
-from triton_transformers.protocol import NOT_REPORTED
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.triton import (
     Config,
@@ -31,6 +30,7 @@ from triton_transformers.triton import (
     metrics_page,
     text_limit,
 )
+from triton_transformers.triton_messages import is_unreported
 
 # The parameter for the threads of an instance: this project's backends and NVIDIA's for ONNX have the default.
 THREADS = {"pytorch": "INTRA_OP_THREAD_COUNT", "openvino": "INFERENCE_NUM_THREADS"}
@@ -279,7 +279,7 @@ def _load_until_held(triton: Triton, configs: dict[str, Config], deadline: float
         errors = _load_all(triton, configs, deadline) or _load_all(triton, configs, deadline)
         if not errors and _held(triton, configs):
             return
-        is_slow = errors and all(NOT_REPORTED.search(str(error)) for error in errors.values())
+        is_slow = errors and all(is_unreported(str(error)) for error in errors.values())
         if attempt >= ATTEMPTS and not is_slow:
             break
     if not errors:

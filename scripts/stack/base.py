@@ -34,7 +34,8 @@ from triton_transformers.http import answers
 from triton_transformers.model_config import check_edits, find_config, is_outdated, tuned_configs, with_steps
 from triton_transformers.prometheus import Prometheus, PrometheusError
 from triton_transformers.settings import Settings, UserError, restarting
-from triton_transformers.triton import Triton, TritonError, batching, engines, reason
+from triton_transformers.triton import Triton, TritonError, batching, engines
+from triton_transformers.triton_messages import reason
 
 # Program -> the settings of its ports.
 PORTS = {

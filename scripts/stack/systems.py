@@ -12,10 +12,11 @@ from rich.markup import escape
 
 from triton_transformers.cli import err, out
 from triton_transformers.files import write_atomically
-from triton_transformers.protocol import NOT_REPORTED, REQUESTED
+from triton_transformers.protocol import REQUESTED
 from triton_transformers.settings import UserError
 from triton_transformers.tasks.kinds import listed_names
 from triton_transformers.triton import TIMED_OUT, Triton, TritonError
+from triton_transformers.triton_messages import is_unreported
 
 # How often to load a model whose Python process did not report to Triton in time.
 ATTEMPTS = 3
@@ -240,7 +241,7 @@ class ModelControl:
                     err.print(f"[yellow]{system}:[/] the server crashed and is restarted. Loading the system again")
                     self.wait_until_live()
                     continue
-                if repeatable and NOT_REPORTED.search(str(error)):
+                if repeatable and is_unreported(str(error)):
                     err.print(
                         f"[yellow]{system}:[/] {escape(self._hung_process() or str(error))}. Loading the system again"
                     )

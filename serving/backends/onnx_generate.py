@@ -100,11 +100,8 @@ class ModelEngine(TokenEngine):
 
     def run_model(self, inputs: Tensors) -> list[Array]:
         outputs = ["logits", "present"]
-        response = responses.infer(self.model, inputs, outputs)
-        if response.has_error():
-            raise RuntimeError(f"model '{self.model}' failed: {response.error().message()}")
-        tensors = [pb_utils.get_output_tensor_by_name(response, name) for name in outputs]
-        return [tensor.as_numpy() for tensor in tensors if tensor is not None]
+        tensors = responses.infer(self.model, inputs, outputs)
+        return [tensors[name] for name in outputs if name in tensors]
 
     def stats(self) -> EngineStats:
         return EngineStats(cache_usage=0)

@@ -6,7 +6,6 @@ a model of its own, with its own queue: texts share batches, whatever images arr
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -17,17 +16,12 @@ import triton_python_backend_utils as pb_utils
 from serving.triton import responses
 from serving.triton.backend import BatchBackend
 from serving.triton.parameters import parameter
-from serving.triton.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig, Tensors
+from serving.triton.types import BadRequest, ConfigError, InstanceArgs, ModelConfig, Tensors
 from triton_transformers.protocol import IMAGE_MODEL, TEXT_MODEL, TOKEN_COUNT
+from triton_transformers.triton_messages import is_starting
 
 TEXT, IMAGES = "input_text", ("image", "image_bytes")
 VECTOR = "sentence_embedding"
-# docs/triton-faults.md#errors-of-called-models: a part of Triton's error, and the patterns of our backends' messages.
-STARTING = "Server not ready"
-ERRORS = (
-    (re.compile(r"^(in ensemble '[^']*', )*(inputs? '|the model refused)"), BadRequest),
-    (re.compile(r"wait already: try again later$"), Busy),
-)
 
 
 class Forwarded(NamedTuple):
@@ -52,7 +46,7 @@ class TritonPythonModel(BatchBackend[Forwarded]):
         try:
             self.load_models()
         except Exception as error:
-            if STARTING not in str(error):
+            if not is_starting(str(error)):
                 raise ConfigError(f"model '{self.to_load[0]}', which this one needs, does not load: {error}") from None
 
     def load_models(self) -> None:
@@ -84,18 +78,10 @@ class TritonPythonModel(BatchBackend[Forwarded]):
             if self.to_load:
                 self.load_models()
             rows = len(next(iter(job.inputs.values())))
-            tensors = {TOKEN_COUNT: np.zeros((rows, 1), np.int32)} | (forward(job) if job.outputs else {})
+            tensors = {TOKEN_COUNT: np.zeros((rows, 1), np.int32)} | (responses.infer(*job) if job.outputs else {})
             # The vector first, because some clients read only the first output.
             tensors = {name: tensors[name] for name in reversed(self.outputs) if name in tensors}
         except Exception as error:
             response.send(error)
         else:
             response.send(tensors)
-
-
-def forward(job: Forwarded) -> Tensors:
-    answer = responses.infer(job.model, job.inputs, job.outputs)
-    if answer.has_error():
-        message = answer.error().message()
-        raise next((kind for pattern, kind in ERRORS if pattern.search(message)), RuntimeError)(message)
-    return {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}

@@ -35,12 +35,13 @@ class SpanTokenization(Tokenization):
         if not is_set(request, SPANS):
             return rows
         if any(isinstance(text, TokenIds) for text in rows.texts):
-            raise BadRequest(f"input '{SPANS}' needs texts, and this request has token ids")
+            raise BadRequest(f"input '{SPANS}' needs texts, and this request has token ids", SPANS)
         spans = responses.input_tensor(request, SPANS).copy()
         if spans.ndim != 3 or spans.shape[::2] != (len(rows.texts), 2):
             raise BadRequest(
                 f"input '{SPANS}' must have shape [{len(rows.texts)}, spans, 2]: the first character of each span of "
-                f"each text, and the one after its last, not {list(spans.shape)}"
+                f"each text, and the one after its last, not {list(spans.shape)}",
+                SPANS,
             )
         return rows._replace(spans=spans)
 
@@ -78,7 +79,8 @@ def token_spans(row: int, encoding: Encoding, spans: Array) -> Array:
         if start < 0 or not len(inside):
             raise BadRequest(
                 f"input '{SPANS}': span {number} of text {row} has no token: it is empty, has only spaces, or lies "
-                f"outside the text or beyond the {len(encoding)} tokens that the model reads of it"
+                f"outside the text or beyond the {len(encoding)} tokens that the model reads of it",
+                SPANS,
             )
         tokens[number] = inside[0], inside[-1] + 1
     return tokens

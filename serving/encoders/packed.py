@@ -124,7 +124,7 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         if self.tokenization:
             rows = self.tokenization.prepare(request)
             if not rows.texts:
-                raise BadRequest(f"input '{self.tokenization.inputs[0]}' has no rows")
+                raise BadRequest(f"input '{self.tokenization.inputs[0]}' has no rows", self.tokenization.inputs[0])
             outputs = responses.requested_outputs(request, self.text_outputs)
             if TOKENIZED in outputs and {*outputs} <= {*OTHERS}:
                 rows = rows._replace(runs=False)
@@ -136,11 +136,15 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
         tokens = {name: responses.input_tensor(request, name) for name in self.inputs}
         mask = tokens[self.mask]
         if mask.ndim != 2 or not mask.size:
-            raise BadRequest(f"input '{self.mask}' must have shape [rows, tokens] with at least one row and one token")
+            raise BadRequest(
+                f"input '{self.mask}' must have shape [rows, tokens] with at least one row and one token", self.mask
+            )
         for name, array in tokens.items():
             if array.shape != mask.shape:
                 raise BadRequest(
-                    f"input '{name}' has shape {list(array.shape)}, but '{self.mask}' has {list(mask.shape)}"
+                    f"input '{name}' has shape {list(array.shape)}, but '{self.mask}' has {list(mask.shape)}",
+                    name,
+                    self.mask,
                 )
         return TokenRequest(tokens, row_lengths(mask), mask.shape[1], outputs, traced)
 

@@ -57,7 +57,7 @@ class RoutedEncoder(PackedEncoder):
             try:
                 numbers[self.route(request)].append(number)
             except BadRequest as error:
-                answers[number] = responses.error_response(error)
+                answers[number] = responses.error_response(error, responses.asks_typed(request))
         for route, own in numbers.items():
             answers |= zip(own, self.encoders[route].execute([requests[number] for number in own]), strict=True)
         return [answers[number] for number in range(len(requests))]
@@ -71,9 +71,9 @@ class RoutedEncoder(PackedEncoder):
             for name in names or [""]
         }
         if len(routes) > 1:
-            raise BadRequest(f"input '{NAME}': send queries and documents in requests of their own")
+            raise BadRequest(f"input '{NAME}': send queries and documents in requests of their own", NAME)
         if "" in routes:
-            raise BadRequest(f"input '{NAME}' must be {' or '.join(self.routes)}: this model has no other route")
+            raise BadRequest(f"input '{NAME}' must be {' or '.join(self.routes)}: this model has no other route", NAME)
         return routes.pop()
 
 

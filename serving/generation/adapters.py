@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.triton.types import BadRequest
+from triton_transformers.errors import UNKNOWN_ADAPTER
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,9 @@ def adapter_names(weights: Path) -> list[str]:
 def check_adapter(name: str, names: Collection[str]) -> None:
     if name not in names:
         others = f"it has {', '.join(names)}" if names else "it has none"
-        raise BadRequest(f"option 'lora_name': this model has no adapter '{name}'; {others}")
+        raise BadRequest(
+            f"option 'lora_name': this model has no adapter '{name}'; {others}", "lora_name", code=UNKNOWN_ADAPTER
+        )
 
 
 class AdapterFiles:

@@ -89,7 +89,7 @@ class Decoder:
 
     def token_bytes(self) -> list[bytes]:
         if not isinstance(backend := getattr(self.tokenizer, "backend_tokenizer", None), Tokenizer):
-            raise BadRequest("option 'structured_outputs': this model has no tokenizer.json")
+            raise BadRequest("option 'structured_outputs': this model has no tokenizer.json", "structured_outputs")
         return vocabulary(backend, self.vocabulary)
 
     def bytes_of(self, token: int) -> list[int] | None:
@@ -186,7 +186,8 @@ class Decoder:
         if (size := len(prompt) * self.vocabulary * self.model.dtype.itemsize) > MAX_SCORES:
             raise BadRequest(
                 f"option 'prompt_logprobs': the scores of {len(prompt)} tokens take {size / 1e9:.1f} GB; at most "
-                f"{MAX_SCORES / 1e9:.0f} are computed at once"
+                f"{MAX_SCORES / 1e9:.0f} are computed at once",
+                "prompt_logprobs",
             )
 
     def prompt_logprobs(self, prompt: list[int], count: int) -> Iterator[Logprobs]:
@@ -277,7 +278,7 @@ class Structured:
                 self.matchers[number].accept_token(self.rows[number].tokens[-1])
             self.matchers[number].fill_next_token_bitmask(masks, place)
             if not masks[place].any():
-                raise BadRequest(DEAD_END)
+                raise BadRequest(DEAD_END, "structured_outputs")
         allowed = (masks[..., None] >> self.bits & 1).bool().flatten(1)[:, : scores.shape[-1]].to(scores.device)
         places = torch.tensor(running, device=scores.device)
         scores[places] = scores[places].masked_fill(~allowed, torch.finfo(scores.dtype).min)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import secrets
 import threading
 import time
@@ -22,26 +21,21 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from serving.text.chat_template import MESSAGES
-from serving.text.prompts import ERROR_STATUS, ONE_ANSWER, TEXT_INPUT, parameters
+from serving.text.prompts import ONE_ANSWER, TEXT_INPUT, parameters
 from serving.triton import responses
 from serving.triton.backend import Backend
 from serving.triton.metrics import REQUEST_COUNTERS
 from serving.triton.parameters import parameter
-from serving.triton.types import Array, BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
+from serving.triton.types import Array, BadRequest, Busy, CalledModelError, ConfigError, InstanceArgs, ModelConfig
+from triton_transformers import triton_messages
+from triton_transformers.errors import ERROR_STATUS, TypedError, decode
 from triton_transformers.protocol import CANCEL, ENGINE, HEARTBEATS, SILENCE_S, TOKENIZED
 
 # How often to ask Triton whether clients still wait, and the largest share of the time for it.
 CHECK_S, CHECK_SHARE = 0.5, 0.05
 # How long to keep the iterators of responses that have ended: docs/triton-faults.md#iterators-of-responses.
 KEPT_S = 10.0
-# Triton's words while it starts, and for a model that is not loaded: docs/triton-faults.md#errors-of-called-models.
-STARTING, NOT_READY = "Server not ready", "is not ready"
-# Triton's words for a model whose process has crashed.
-CRASHED = "is not healthy"
 ITS_PART = "which generates for this one"
-# The form of the engine's errors, and Triton's words for a tensor that the engine's configuration does not allow.
-ERROR = re.compile(r"\[(\d+)\] (.*)", re.DOTALL)
-WRONG_TENSOR = re.compile(r"unexpected (shape|data ?type|datatype|inference input)|input '")
 
 
 @dataclass(eq=False)
@@ -52,6 +46,7 @@ class Waiting:
     sender: pb_utils.InferenceResponseSender
     shape: tuple[int, ...] | None  # of the outputs, if the engine gives them another one
     tokenizes: bool  # it asks for TOKENIZED alone
+    is_typed: bool  # it asks for typed errors
     arrived_at: float
     heard_at: float = math.inf  # when the engine's newest response came
 
@@ -73,7 +68,7 @@ class GenerationFront(Backend):
             if not pb_utils.is_model_ready(self.engine):
                 pb_utils.load_model(self.engine)
         except Exception as error:
-            if STARTING not in str(error):  # while Triton starts, serve.sh lets it load the engine
+            if not triton_messages.is_starting(str(error)):  # while Triton starts, serve.sh lets it load the engine
                 raise ConfigError(f"model '{self.engine}', {ITS_PART}, does not load: {error}") from None
 
     def initialize(self, args: InstanceArgs) -> None:
@@ -100,9 +95,9 @@ class GenerationFront(Backend):
                 call = self.request(
                     request.request_id(), inputs, names, wishes | {ONE_ANSWER: key, HEARTBEATS: not tokenizes}
                 )
-                waiting = Waiting(key, sender, shape, tokenizes, time.monotonic())
+                waiting = Waiting(key, sender, shape, tokenizes, bool(wishes.get(ERROR_STATUS)), time.monotonic())
             except Exception as error:
-                responses.send_last(sender, responses.error_response(error))
+                responses.send_last(sender, responses.error_response(error, responses.asks_typed(request)))
                 continue
             with self.lock:
                 self.waiting.add(waiting)
@@ -136,14 +131,14 @@ class GenerationFront(Backend):
             elif (rows == rows[0]).all():
                 inputs[name] = rows[0]
             else:
-                raise BadRequest(f"input '{name}' must have the same value for all prompts of the request")
+                raise BadRequest(f"input '{name}' must have the same value for all prompts of the request", name)
         return inputs, shape
 
     def answer(self, waiting: Waiting, call: pb_utils.InferenceRequest) -> None:
         try:
             response = self.passed_on(self.last_response(call, waiting.hear), waiting)
         except Exception as error:
-            response = responses.error_response(error)
+            response = responses.error_response(error, waiting.is_typed)
         self.finish(waiting, response)
 
     def last_response(
@@ -174,10 +169,10 @@ class GenerationFront(Backend):
 
     def passed_on(self, response: pb_utils.InferenceResponse, waiting: Waiting) -> pb_utils.InferenceResponse:
         if response.has_error():
-            return error_of(response.error().message(), self.engine)
+            raise error_of(response.error().message(), self.engine)
         tensors = response.output_tensors()
         if tensors[0].name() == TOKENIZED and not waiting.tokenizes:
-            return error_of(tensors[0].as_numpy()[0].decode(), self.engine)
+            raise error_of(tensors[0].as_numpy()[0].decode(), self.engine)
         self.metrics.add_request(waiting.arrived_at, waiting.arrived_at)
         if waiting.shape:
             tensors = [pb_utils.Tensor(tensor.name(), tensor.as_numpy().reshape(waiting.shape)) for tensor in tensors]
@@ -195,7 +190,7 @@ class GenerationFront(Backend):
                 self.ended.popleft()
             for waiting in list(self.waiting):
                 if time.monotonic() > waiting.heard_at + SILENCE_S:
-                    self.finish(waiting, crash_response(self.engine))
+                    self.finish(waiting, responses.error_response(crash(self.engine), waiting.is_typed))
                     continue
                 with self.lock:
                     left = waiting in self.waiting and waiting.sender.is_cancelled()
@@ -207,20 +202,20 @@ class GenerationFront(Backend):
             pause = max(CHECK_S, (time.monotonic() - begin) / CHECK_SHARE)
 
 
-def error_of(message: str, engine: str) -> pb_utils.InferenceResponse:
-    if match := ERROR.fullmatch(message):
-        return responses.coded_response(int(match[1]), match[2])
-    if NOT_READY in message:
-        return responses.error_response(
-            Busy(f"model '{engine}', {ITS_PART}, is not loaded: load it, or try again later")
-        )
-    if CRASHED in message:
-        return crash_response(engine)
-    return responses.coded_response(400 if WRONG_TENSOR.search(message) else 500, message)
+def error_of(message: str, engine: str) -> Exception:
+    """Return the engine's error, or Triton's: docs/triton-faults.md#errors-of-called-models."""
+    if typed := decode(message):
+        return CalledModelError(typed)
+    if triton_messages.is_not_ready(message):
+        return Busy(f"model '{engine}', {ITS_PART}, is not loaded: load it, or try again later")
+    if triton_messages.is_crash(message):
+        return crash(engine)
+    status = 400 if triton_messages.is_wrong_tensor(message) else 500
+    return CalledModelError(TypedError.from_sentence(status, message))
 
 
-def crash_response(engine: str) -> pb_utils.InferenceResponse:
-    return responses.error_response(Busy(f"the process of model '{engine}', {ITS_PART}, crashed: try again"))
+def crash(engine: str) -> Busy:
+    return Busy(f"the process of model '{engine}', {ITS_PART}, crashed: try again")
 
 
 def plain(value: Any) -> bool | int | str:

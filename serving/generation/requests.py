@@ -27,7 +27,6 @@ from serving.structure.checks import Structures
 from serving.structure.worker import Structure
 from serving.text.chat_template import IMAGES, MESSAGES
 from serving.text.prompts import (
-    ERROR_STATUS,
     NUMBERS,
     RULES,
     Piece,
@@ -46,6 +45,7 @@ from serving.triton.metrics import REQUEST_COUNTERS
 from serving.triton.parameters import flag_parameter, int_parameter, parameter, usable_cpus
 from serving.triton.types import BadRequest, Busy, ConfigError, InstanceArgs, ModelConfig
 from triton_transformers.engines import TextEngine
+from triton_transformers.errors import CONTEXT_LENGTH
 from triton_transformers.protocol import CANCEL, TOKENIZED
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class TextGeneration(Backend):
                 if read.wants_heartbeats:
                     sender = self.heartbeats.sender(sender)
             except Exception as error:
-                responses.send_last(sender, responses.error_response(error, bool(sent.get(ERROR_STATUS))))
+                responses.send_last(sender, responses.error_response(error, responses.asks_typed(request)))
                 continue
             accept = partial(self.accept, read, sender, request.request_id())
             # To prepare images or a long text takes seconds, and other requests wait for this thread.
@@ -157,7 +157,7 @@ class TextGeneration(Backend):
                 self.workers.submit(self.accept_images, accept)
             elif read.images:
                 busy = Busy(f"{self.max_waiting} requests with images wait already: try again later")
-                responses.send_last(sender, responses.error_response(busy, read.shows_status))
+                responses.send_last(sender, responses.error_response(busy, read.wants_typed_errors))
             elif responses.text_bytes(request) > LONG_BYTES:
                 self.workers.submit(accept)
             else:
@@ -225,18 +225,26 @@ class TextGeneration(Backend):
         can_stream = self.streams and not read.answer_key
         streams = read.options.get("stream", can_stream)
         if streams and not can_stream:
-            raise BadRequest("option 'stream' is true, but this model answers once: send it to <this model>_stream")
+            raise BadRequest(
+                "option 'stream' is true, but this model answers once: send it to <this model>_stream", "stream"
+            )
         if streams and len(read.prompts) > 1:
-            raise BadRequest(f"input '{read.name}' holds {len(read.prompts)} prompts; streaming takes one per request")
+            raise BadRequest(
+                f"input '{read.name}' holds {len(read.prompts)} prompts; streaming takes one per request", read.name
+            )
         for name in ("ignore_eos", "min_tokens"):
             if read.options.get("structured_outputs") and read.options.get(name):
                 raise BadRequest(
-                    f"options '{name}' and 'structured_outputs' exclude each other: the structure ends the text"
+                    f"options '{name}' and 'structured_outputs' exclude each other: the structure ends the text",
+                    name,
+                    "structured_outputs",
                 )
         job = Job(read, sender, streams, self.echoes(read, streams), self.metrics)
         prompts = self.prompts(read)
         if len(prompts) > self.max_waiting:
-            raise BadRequest(f"input '{read.name}' holds {len(prompts)} prompts; at most {self.max_waiting} may wait")
+            raise BadRequest(
+                f"input '{read.name}' holds {len(prompts)} prompts; at most {self.max_waiting} may wait", read.name
+            )
         if self.waiting.qsize() + len(prompts) > self.max_waiting:
             raise Busy(f"{self.waiting.qsize()} texts wait already: try again later")
         job.rows = [self.row(job, prompt, number) for number, prompt in enumerate(prompts)]
@@ -253,11 +261,11 @@ class TextGeneration(Backend):
             if self.chat_images:
                 messages = self.chat_images.parts(messages, len(read.images))
             elif read.images:
-                raise BadRequest(f"input '{IMAGES}': this model takes texts only")
+                raise BadRequest(f"input '{IMAGES}': this model takes texts only", IMAGES)
             return [self.model.chat_template.prompt(messages, *variables)]
         for name, value in zip(TEMPLATE_OPTIONS, variables, strict=True):
             if value:
-                raise BadRequest(f"option '{name}' is for the chat template: send '{MESSAGES}' with it")
+                raise BadRequest(f"option '{name}' is for the chat template: send '{MESSAGES}' with it", name, MESSAGES)
         return read.prompts
 
     def tokenized(self, read: PromptRequest) -> pb_utils.InferenceResponse:
@@ -300,11 +308,13 @@ class TextGeneration(Backend):
         if self.chat_images and not images:
             self.chat_images.check_text(tokens, name)
         if not tokens:
-            raise BadRequest(f"input '{name}' is empty, and this model has no token to begin a text with")
+            raise BadRequest(f"input '{name}' is empty, and this model has no token to begin a text with", name)
         if max(tokens) >= self.model.vocabulary:
-            raise BadRequest(f"input '{name}' has a token that the tokenizer knows and the model does not")
+            raise BadRequest(f"input '{name}' has a token that the tokenizer knows and the model does not", name)
         if images and "prompt_logprobs" in requested:
-            raise BadRequest("option 'prompt_logprobs' is for prompts of text, and this one has images")
+            raise BadRequest(
+                "option 'prompt_logprobs' is for prompts of text, and this one has images", "prompt_logprobs"
+            )
         asked = options["max_new_tokens"]
         options["max_new_tokens"] = max(1, asked)
         room = (self.model.context or math.inf) - len(tokens)
@@ -312,7 +322,10 @@ class TextGeneration(Backend):
             left = f"room for {room} new ones" if room > 0 else "no room for new ones"
             raise BadRequest(
                 f"input '{name}' has {len(tokens)} tokens; in the model's context of {self.model.context} that "
-                f"leaves {left}, and 'max_new_tokens' is {asked}"
+                f"leaves {left}, and 'max_new_tokens' is {asked}",
+                name,
+                "max_new_tokens",
+                code=CONTEXT_LENGTH,
             )
         options["max_new_tokens"] = min(options["max_new_tokens"], room)
         self.check_options(options)
@@ -331,11 +344,16 @@ class TextGeneration(Backend):
             if unknown := [id for id in options.get(name, ()) if id >= self.model.vocabulary]:
                 raise BadRequest(
                     f"option '{name}' has the token id {unknown[0]}; this model's ids are 0 to "
-                    f"{self.model.vocabulary - 1}"
+                    f"{self.model.vocabulary - 1}",
+                    name,
                 )
         most = options["max_new_tokens"]
         if (least := options.get("min_tokens", 0)) > most:
-            raise BadRequest(f"option 'min_tokens' is {least}, and 'max_new_tokens' is {most}: it must not be larger")
+            raise BadRequest(
+                f"option 'min_tokens' is {least}, and 'max_new_tokens' is {most}: it must not be larger",
+                "min_tokens",
+                "max_new_tokens",
+            )
 
     def find_adapter(self, name: str) -> Any:
         """Return the adapter as Options holds it for the engine. Raise BadRequest if the model does not have it."""
@@ -363,7 +381,7 @@ def default_option(config: ModelConfig, name: str, rule: Rule) -> float | None:
     if not (text := parameter(config, name)):
         return rule.default
     try:
-        value: float = read_option(rule, f"parameter '{name}'", text)
+        value: float = read_option(rule, "parameter", name, text)
     except BadRequest as error:
         raise ConfigError(f"{error}, not '{text}'") from None
     return value

@@ -276,7 +276,9 @@ class VllmEngine(TokenEngine):
         if self.draft:
             for name, is_set in (("min_p", options.min_p and options.temperature), ("logit_bias", options.logit_bias)):
                 if is_set:
-                    raise BadRequest(f"option '{name}': {VLLM.title} does not have it together with a draft (DRAFT)")
+                    raise BadRequest(
+                        f"option '{name}': {VLLM.title} does not have it together with a draft (DRAFT)", name
+                    )
         structure = options.structured_outputs
         sampling = SamplingParams(
             max_tokens=options.max_new_tokens,
@@ -328,7 +330,11 @@ class VllmEngine(TokenEngine):
         if output.finished and completion.finish_reason not in ("stop", "length"):
             # vLLM ends a text so if its grammar allows none of the tokens.
             is_dead_end = completion.finish_reason == "error" and key in self.structured
-            error = BadRequest(DEAD_END) if is_dead_end else f"vLLM ended the text: {completion.finish_reason}"
+            error = (
+                BadRequest(DEAD_END, "structured_outputs")
+                if is_dead_end
+                else f"vLLM ended the text: {completion.finish_reason}"
+            )
         if output.finished:
             self.forget(key)
         logprobs = read_logprobs(completion.token_ids, completion.logprobs or (), options.logprobs or 0)

@@ -15,7 +15,7 @@ def row_count(tensors: Tensors) -> int:
         raise BadRequest(f"the inputs must have the same number of rows: {counts}")
     count = next(iter(rows.values()))
     if not count:
-        raise BadRequest(f"input '{next(iter(rows))}' has no rows")
+        raise BadRequest(f"input '{next(iter(rows))}' has no rows", next(iter(rows)))
     return count
 
 

@@ -15,6 +15,7 @@ from serving.neuron.libraries import loading
 from serving.neuron.llm import CompiledLLM
 from serving.triton.types import BadRequest, ConfigError
 from triton_transformers.engines import NEURON
+from triton_transformers.errors import CONTEXT_LENGTH
 
 # The first release whose stopping criteria return a value for each row.
 MIN_TRANSFORMERS = (4, 39)
@@ -52,10 +53,12 @@ class NeuronGeneration(BatchedGeneration):
         if len(row.prompt_tokens) > self.compiled.max_prompt:
             raise BadRequest(
                 f"input '{row.owner.request.name}' has {len(row.prompt_tokens)} tokens; the model is compiled for "
-                f"prompts of up to {self.compiled.max_prompt}"
+                f"prompts of up to {self.compiled.max_prompt}",
+                row.owner.request.name,
+                code=CONTEXT_LENGTH,
             )
         if row.options.temperature and not self.decoder.samples:
-            raise BadRequest(f"option 'temperature' must be 0: {NO_SAMPLING}")
+            raise BadRequest(f"option 'temperature' must be 0: {NO_SAMPLING}", "temperature")
         if (row.options.adjusts or row.options.logprobs is not None) and not self.decoder.samples:
             raise BadRequest(f"options that change or report the probabilities of tokens are refused: {NO_SAMPLING}")
         return row

@@ -6,7 +6,7 @@ import copy
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -69,12 +69,12 @@ class PipelineBackend(BatchBackend[list[Row]]):
         self.media = MediaDecoder(config)
         self.inputs = Inputs(config, self.decode)
 
-    def decode(self, kind: str, data: bytes, where: str) -> Future[Any]:
+    def decode(self, kind: str, data: bytes, where: str, field: str) -> Future[Any]:
         if kind == "audio":
-            return self.media.decode(kind, data, where, rate=sampling_rate(self.pipe))
+            return self.media.decode(kind, data, where, field, rate=sampling_rate(self.pipe))
         if kind == "video":
-            return self.media.decode(kind, data, where, frames=self.pipe.model.config.num_frames)
-        return self.media.decode(kind, data, where)
+            return self.media.decode(kind, data, where, field, frames=self.pipe.model.config.num_frames)
+        return self.media.decode(kind, data, where, field)
 
     def prepare(self, request: pb_utils.InferenceRequest) -> list[Row]:
         return self.inputs.begin({tensor.name(): tensor.as_numpy().ravel().tolist() for tensor in request.inputs()})
@@ -163,7 +163,7 @@ def ready(value: Any) -> Any:
     return [ready(part) for part in value] if isinstance(value, list) else value
 
 
-def as_request_error(error: Exception, parameters: Iterable[str] = ()) -> Exception:
+def as_request_error(error: Exception, parameters: Mapping[str, Any]) -> Exception:
     """Return the error for the client. At assembly the pipeline answered, so what it raises is about the request.
 
     Only a ValueError of transformers has a sentence for people.
@@ -173,4 +173,5 @@ def as_request_error(error: Exception, parameters: Iterable[str] = ()) -> Except
         return error
     names = f" with the parameters {', '.join(parameters)}" if parameters else ""
     reason = f": {' '.join(str(error).split())[:300]}" if isinstance(error, ValueError) else ""
-    return BadRequest(f"the pipeline does not take this input{names}{reason}")
+    fields = [name for name in {**parameters, **parameters.get("generate_kwargs", {})} if name in reason]
+    return BadRequest(f"the pipeline does not take this input{names}{reason}", *fields)

@@ -95,7 +95,7 @@ class Row(NamedTuple):
 class Inputs:
     """The fields of a task, each with its kind: text, json, chat, image, images, audio or video."""
 
-    def __init__(self, config: ModelConfig, decode: Callable[[str, bytes, str], Future[Any]]) -> None:
+    def __init__(self, config: ModelConfig, decode: Callable[[str, bytes, str, str], Future[Any]]) -> None:
         pairs = (field.split("=") for field in parameter(config, "fields").split(","))
         self.fields: dict[str, str] = {name: kind for name, kind in pairs}
         self.needs = [name for name in parameter(config, "required_parameters").split(",") if name]
@@ -153,12 +153,12 @@ class Inputs:
         """Return one field; for media, what becomes it."""
         place = f"{where} of '{name}'"
         if kind in MEDIA:
-            return self.decode(kind, file_of(data), place)
+            return self.decode(kind, file_of(data), place, name)
         if kind == "text":
             try:
                 return data.decode()
             except UnicodeDecodeError:
-                raise BadRequest(f"{place} is not valid UTF-8") from None
+                raise BadRequest(f"{place} is not valid UTF-8", name) from None
         if kind == "chat":
             if not data.lstrip().startswith(b"["):
                 return self.field("text", name, data, where)
@@ -167,19 +167,19 @@ class Inputs:
         if kind == "images":
             many = isinstance(content, list | dict) and content
             if not many:
-                raise BadRequest(f"{place} must be a JSON list or object of images in base64")
+                raise BadRequest(f"{place} must be a JSON list or object of images in base64", name)
             check_count(len(content), place, MAX_FILES, "files")
             if isinstance(content, dict):
-                return {key: self.media("image", value, place) for key, value in content.items()}
-            return [self.media("image", value, place) for value in content]
+                return {key: self.media("image", value, place, name) for key, value in content.items()}
+            return [self.media("image", value, place, name) for value in content]
         return content
 
-    def media(self, kind: str, value: Any, place: str) -> Any:
+    def media(self, kind: str, value: Any, place: str, name: str) -> Any:
         if isinstance(value, dict):
             value = value.get("data_base64")
         if not isinstance(value, str):
-            raise BadRequest(f"{place}: each {kind} must be a text in base64; addresses and paths are not read")
-        return self.decode(kind, file_of(value.encode()), place)
+            raise BadRequest(f"{place}: each {kind} must be a text in base64; addresses and paths are not read", name)
+        return self.decode(kind, file_of(value.encode()), place, name)
 
     def chat(self, messages: Any, where: str) -> list[dict[str, Any]]:
         """Return a chat with decoded files, and nothing else that a template or a processor could load."""
@@ -204,7 +204,7 @@ class Inputs:
         if kind == "text" and isinstance(part.get("text"), str):
             return {"type": kind, "text": part["text"]}
         if kind in ("image", "audio"):
-            return {"type": kind, kind: self.media(kind, part.get(kind), where)}
+            return {"type": kind, kind: self.media(kind, part.get(kind), where, kind)}
         raise BadRequest(f"{where}: a part of a message must have the type text, image or audio, and its content")
 
     def parameters(self, data: bytes, where: str) -> dict[str, Any]:

@@ -35,13 +35,14 @@ class MediaDecoder:
         self.pool = ThreadPoolExecutor(min(4, usable_cpus()), thread_name_prefix="media")
         self.local = threading.local()
 
-    def decode(self, kind: str, data: bytes, where: str, **options: Any) -> Future[Array]:
+    def decode(self, kind: str, data: bytes, where: str, field: str, **options: Any) -> Future[Array]:
         """Return an image [H,W,3], sound at the option `rate`, or a video's first `frames` [T,H,W,3]; or BadRequest."""
-        return self.pool.submit(self.decode_in_worker, kind, data, where, options)
+        return self.pool.submit(self.decode_in_worker, kind, data, where, field, options)
 
-    def decode_in_worker(self, kind: str, data: bytes, where: str, options: dict[str, Any]) -> Array:
+    def decode_in_worker(self, kind: str, data: bytes, where: str, field: str, options: dict[str, Any]) -> Array:
         if len(data) > self.limits["max_bytes"]:
-            raise BadRequest(f"{where}: it has {len(data)} bytes, too many for max_bytes={self.limits['max_bytes']}")
+            problem = f"it has {len(data)} bytes, too many for max_bytes={self.limits['max_bytes']}"
+            raise BadRequest(f"{where}: {problem}", field)
         try:
             if not hasattr(self.local, "worker") or self.local.worker.process.has_ended:
                 self.local.worker = MediaWorker(self.memory)
@@ -49,9 +50,9 @@ class MediaDecoder:
             return decoded
         except WorkerEnded as error:  # the next file gets another one
             vars(self.local).pop("worker", None)
-            raise BadRequest(f"{where}: it takes {error} to decode") from None
+            raise BadRequest(f"{where}: it takes {error} to decode", field) from None
         except BadRequest as error:
-            raise BadRequest(f"{where}: {error}") from None
+            raise BadRequest(f"{where}: {error}", field) from None
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)

@@ -42,11 +42,11 @@ def image(data: bytes, limits: dict[str, Any]) -> Array:
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None  # max_pixels is checked instead
-    with opened("it", data) as file:
+    with opened(None, data) as file:
         width, height = file.size
     # Outside the block, because `opened` reports each error in it as a broken file.
     check(width * height, limits, "max_pixels", f"it has {width} x {height} pixels")
-    with opened("it", data) as file:
+    with opened(None, data) as file:
         return np.asarray(upright(file))
 
 

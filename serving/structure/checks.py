@@ -48,9 +48,14 @@ class Structures:
         """Return what the engine takes, once it is there, or BadRequest. Raise that at once for what is too large."""
         key = json.dumps(structure)
         if len(key) > MAX_BYTES:
-            raise BadRequest(f"option 'structured_outputs' has {len(key)} characters; at most {MAX_BYTES} are allowed")
+            raise BadRequest(
+                f"option 'structured_outputs' has {len(key)} characters; at most {MAX_BYTES} are allowed",
+                "structured_outputs",
+            )
         if not self.end_tokens:
-            raise BadRequest("option 'structured_outputs': this model has no token that ends a text")
+            raise BadRequest(
+                "option 'structured_outputs': this model has no token that ends a text", "structured_outputs"
+            )
         with self.lock:
             if (future := self.cached.get(key)) is None:
                 if sum(not other.done() for other in self.cached.values()) >= MAX_WAITING:
@@ -72,9 +77,11 @@ class Structures:
             structure = Structure(**self.local.worker.ask(key))
         except WorkerEnded as error:  # the next structure gets another one
             vars(self.local).pop("worker", None)
-            raise BadRequest(f"option 'structured_outputs': it takes {error} to compile: make it smaller") from None
+            raise BadRequest(
+                f"option 'structured_outputs': it takes {error} to compile: make it smaller", "structured_outputs"
+            ) from None
         except BadRequest as error:
-            raise BadRequest(f"option 'structured_outputs': {error}") from None
+            raise BadRequest(f"option 'structured_outputs': {error}", "structured_outputs") from None
         prepared = self.prepare(structure)
         with self.lock:
             self.sizes[key] = structure.size
@@ -95,7 +102,10 @@ def vocabulary(tokenizer: Tokenizer, size: int) -> list[bytes]:
     """Return the bytes of each token. Those of special tokens are empty: no grammar allows these tokens."""
     tokens = [b""] * size
     if not (decode := byte_decoder(tokenizer)):
-        raise BadRequest("option 'structured_outputs': it is not known which bytes the tokens of this tokenizer are")
+        raise BadRequest(
+            "option 'structured_outputs': it is not known which bytes the tokens of this tokenizer are",
+            "structured_outputs",
+        )
     for text, id in tokenizer.get_vocab(with_added_tokens=False).items():
         if id < size:
             tokens[id] = decode(text)

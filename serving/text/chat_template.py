@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from serving.triton.types import BadRequest
+from triton_transformers.errors import NO_CHAT_TEMPLATE
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -48,11 +49,16 @@ class ChatTemplate:
         if tools and self.tool_use:
             return self.tool_use.prompt(messages, tools, variables)
         if not self.source:
-            raise BadRequest("this model has no chat template: send 'prompt' instead of 'messages'")
+            raise BadRequest(
+                "this model has no chat template: send 'prompt' instead of 'messages'", code=NO_CHAT_TEMPLATE
+            )
         if tools and not re.search(r"\btools\b", self.source):
-            raise BadRequest("option 'tools': this model's chat template has no place for tools")
+            raise BadRequest("option 'tools': this model's chat template has no place for tools", "tools")
         if wrong := [name for name in variables or () if name in PROTECTED]:
-            raise BadRequest(f"option 'chat_template_kwargs' must not have '{wrong[0]}', which the request sets itself")
+            raise BadRequest(
+                f"option 'chat_template_kwargs' must not have '{wrong[0]}', which the request sets itself",
+                "chat_template_kwargs",
+            )
         if tools and MESSAGE_TOOLS.search(self.source):
             messages = with_tools(messages, tools)
         variables = {**(variables or {}), "tools": tools or None, "add_generation_prompt": True}
@@ -76,7 +82,7 @@ class ChatTemplate:
             raise BadRequest("this server has no jinja2, which chat templates need: install it beside Triton") from None
         except Exception as error:  # a template raises anything, on purpose or not
             reason = f"{error or type(error).__name__}"[:MAX_REASON]
-            raise BadRequest(f"input '{name}': the model's chat template fails: {reason}") from None
+            raise BadRequest(f"input '{name}': the model's chat template fails: {reason}", name) from None
         return prompt
 
     @cached_property

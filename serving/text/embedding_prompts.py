@@ -41,7 +41,9 @@ class Prompts:
             own = next((choice for choice in alternatives(name) if not choice or choice in self.by_name), None)
             if own is None:
                 all_names = ", ".join(sorted(self.by_name)) or "none"
-                raise BadRequest(f"input '{NAME}': row {row} has an unknown name; this model's prompts: {all_names}")
+                raise BadRequest(
+                    f"input '{NAME}': row {row} has an unknown name; this model's prompts: {all_names}", NAME
+                )
             known.append(own)
         return known
 

@@ -17,6 +17,7 @@ from serving.text.token_ids import TokenIds, read_rows
 from serving.triton import responses
 from serving.triton.types import BadRequest
 from triton_transformers.engines import TEXT_ENGINES, TextEngine, titles
+from triton_transformers.errors import ERROR_STATUS
 from triton_transformers.protocol import CANCEL, HEARTBEATS, TOKENIZED
 
 # The name that NVIDIA's tutorial and vLLM's backend give to the prompts, and to the output with their texts.
@@ -35,9 +36,9 @@ SYNONYMS = {"max_tokens": "max_new_tokens"}
 # vLLM's input for options: one JSON object.
 SAMPLING_PARAMETERS = "sampling_parameters"
 # Parameters that only other parts of this project send: the front of a model asks for one answer, with a key by which
-# it can cancel the request, because several clients may choose the same id. It and the gateway ask for errors that
-# begin with their status, because Triton loses the status in streams and between models, and for heartbeats.
-ONE_ANSWER, ERROR_STATUS = "one_answer", "error_status"
+# it can cancel the request, because several clients may choose the same id. It and the gateway ask for typed errors
+# (ERROR_STATUS) and heartbeats.
+ONE_ANSWER = "one_answer"
 # The loop searches for stop strings after every token, and every row waits for that.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 # The limits of OpenAI's API and of vLLM.
@@ -189,7 +190,7 @@ class PromptRequest:
         return str(self.sent.get(ONE_ANSWER, ""))
 
     @property
-    def shows_status(self) -> bool:
+    def wants_typed_errors(self) -> bool:
         return bool(self.sent.get(ERROR_STATUS))
 
     @property
@@ -202,8 +203,8 @@ class PromptRequest:
         See docs/triton-faults.md#errors-of-called-models.
         """
         if not (self.answer_key and self.wants_heartbeats):
-            return responses.error_response(error, self.shows_status)
-        message = np.array([responses.with_status(error).encode()], np.object_)
+            return responses.error_response(error, self.wants_typed_errors)
+        message = np.array([responses.typed(error).encode().encode()], np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor(TOKENIZED, message)])
 
     def echoes(self, default: bool) -> bool:
@@ -233,19 +234,23 @@ def read_request(
     options = read_options(request, sent, rules)
     names = [name for name in answers if pb_utils.get_input_tensor_by_name(request, name) is not None]
     if len(names) > 1:
-        raise BadRequest(f"inputs '{names[0]}' and '{names[1]}' exclude each other: send one")
+        raise BadRequest(f"inputs '{names[0]}' and '{names[1]}' exclude each other: send one", names[0], names[1])
     if not names:
-        raise BadRequest(f"input '{name}' is missing: send it, or name it '{TEXT_INPUT}'")
+        raise BadRequest(f"input '{name}' is missing: send it, or name it '{TEXT_INPUT}'", name, TEXT_INPUT)
     (name,) = names
     shape = responses.input_tensor(request, name).shape
     outputs = response_outputs(request, answers[name], (output, TEXT_OUTPUT), options)
     if name == MESSAGES:
         if not options.get("exclude_input_in_output", True):
-            raise BadRequest(f"option 'exclude_input_in_output' must be true: the answer to '{MESSAGES}' has no prompt")
+            raise BadRequest(
+                f"option 'exclude_input_in_output' must be true: the answer to '{MESSAGES}' has no prompt",
+                "exclude_input_in_output",
+                MESSAGES,
+            )
         return PromptRequest(name, [], shape, outputs, options, sent, read_messages(request), read_images(request))
     prompts = read_rows(request, name, "text")
     if not prompts:
-        raise BadRequest(f"input '{name}' holds no prompt: send at least one")
+        raise BadRequest(f"input '{name}' holds no prompt: send at least one", name)
     return PromptRequest(name, prompts, shape, outputs, options, sent)
 
 
@@ -267,7 +272,7 @@ def check_available(request: PromptRequest, engine: TextEngine) -> None:
     for name in sorted(engine.lacks):
         if request.options.get(name) not in (None, {}):
             able = titles([other for other in TEXT_ENGINES if name not in other.lacks])
-            raise BadRequest(f"option '{name}': {engine.title} does not have it; {able} do")
+            raise BadRequest(f"option '{name}': {engine.title} does not have it; {able} do", name)
 
 
 def read_images(request: pb_utils.InferenceRequest) -> list[bytes]:
@@ -285,7 +290,8 @@ def read_messages(request: pb_utils.InferenceRequest) -> list[Message]:
         pass
     raise BadRequest(
         f"input '{MESSAGES}' must be one JSON list of messages, such as "
-        '[{"role": "user", "content": "Which battery fits?"}]'
+        '[{"role": "user", "content": "Which battery fits?"}]',
+        MESSAGES,
     )
 
 
@@ -297,21 +303,21 @@ def read_options(
     for place, sent_name, value in option_values(request, sent, rules):
         name = SYNONYMS.get(sent_name, sent_name)
         if name not in rules:
-            raise BadRequest(f"unknown {place} '{name}': the options are {', '.join(rules)}")
-        value = read_option(rules[name], f"{place} '{sent_name}'", value)
+            raise BadRequest(f"unknown {place} '{name}': the options are {', '.join(rules)}", name)
+        value = read_option(rules[name], place, sent_name, value)
         if options.setdefault(name, value) != value:
-            raise BadRequest(f"option '{name}' is set twice, with different values: send one")
+            raise BadRequest(f"option '{name}' is set twice, with different values: send one", name)
     return options
 
 
-def read_option(rule: Rule, place: str, value: Any) -> Any:
+def read_option(rule: Rule, place: str, name: str, value: Any) -> Any:
     try:
         result = rule.read(value)
         if rule.accepts(result):
             return result
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         pass
-    raise BadRequest(f"{place} must be {rule.description}")
+    raise BadRequest(f"{place} '{name}' must be {rule.description}", name)
 
 
 def option_values(
@@ -341,7 +347,7 @@ def parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
 def only_value(name: str, tensor: pb_utils.Tensor) -> Any:
     values = set(tensor.as_numpy().ravel().tolist())
     if len(values) != 1:
-        raise BadRequest(f"input '{name}' must have the same value for all prompts of the request")
+        raise BadRequest(f"input '{name}' must have the same value for all prompts of the request", name)
     return values.pop()
 
 
@@ -352,4 +358,4 @@ def sampling_parameters(request: pb_utils.InferenceRequest) -> dict[str, Any]:
             return parameters
     except (ValueError, RecursionError):
         pass
-    raise BadRequest(f"input '{SAMPLING_PARAMETERS}' must be one JSON object")
+    raise BadRequest(f"input '{SAMPLING_PARAMETERS}' must be one JSON object", SAMPLING_PARAMETERS)

@@ -39,7 +39,8 @@ def check_ids(ids: TokenIds, vocabulary: int, name: str, row: int) -> None:
     if unknown := [id for id in ids if not 0 <= id < vocabulary]:
         raise BadRequest(
             f"input '{name}': row {row} has the token id {unknown[0]}; this model's ids are 0 to {vocabulary - 1}: "
-            "send texts, or ids of the model's own tokenizer"
+            "send texts, or ids of the model's own tokenizer",
+            name,
         )
 
 

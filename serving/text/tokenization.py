@@ -238,11 +238,11 @@ class Tokenization:
         """Raise BadRequest if a row cannot be token ids, or has unknown ones."""
         name = self.inputs[0]
         if any(others) or not (self.second_is_optional or len(self.inputs) == 1):
-            raise BadRequest(f"input '{name}': row {row} is token ids, and pairs must be texts")
+            raise BadRequest(f"input '{name}': row {row} is token ids, and pairs must be texts", name)
         if not OF_IDS.issuperset(self.dtypes):
-            raise BadRequest(f"input '{name}': row {row} is token ids, and this model's answers are about texts")
+            raise BadRequest(f"input '{name}': row {row} is token ids, and this model's answers are about texts", name)
         if any(is_set(request, prompt) for prompt in self.prompt_inputs):
-            raise BadRequest(f"input '{name}': row {row} is token ids, before which no prompt is possible")
+            raise BadRequest(f"input '{name}': row {row} is token ids, before which no prompt is possible", name)
         token_ids.check_ids(ids, self.vocabulary, name, row)
 
     @cached_property
@@ -447,7 +447,7 @@ class Tokenization:
             if "Truncation error" not in str(error) and "`stride` must be" not in str(error):
                 raise
             first, last = self.inputs[0], self.inputs[-1]
-            raise BadRequest(f"input '{first}' leaves no room for '{last}': shorten it") from None
+            raise BadRequest(f"input '{first}' leaves no room for '{last}': shorten it", first, last) from None
 
     def cut(self, pair: tuple[str, str]) -> tuple[str, str]:
         """Shorten texts that truncation shortens anyway, to a few times what it leaves of them.
@@ -481,7 +481,8 @@ class Tokenization:
         if sum(windows) > self.max_windows:
             raise BadRequest(
                 f"input '{self.inputs[-1]}': the request has more than {self.max_windows} windows of "
-                f"{self.max_length} tokens: send fewer or shorter texts"
+                f"{self.max_length} tokens: send fewer or shorter texts",
+                self.inputs[-1],
             )
         second_texts = [
             text for (_, second), count in zip(rows, windows, strict=True) for text in (second, *[""] * (count - 1))
@@ -498,7 +499,8 @@ class Tokenization:
                 count = len(encoding) if len(encoding) <= self.max_length else f"more than {self.max_length}"
                 raise BadRequest(
                     f"input '{self.inputs[0]}': text {row} has {count} tokens; "
-                    f"it must have {self.min_length} to {self.max_length}"
+                    f"it must have {self.min_length} to {self.max_length}",
+                    self.inputs[0],
                 )
 
     def check_required_token(self, encodings: list[Encoding]) -> None:
@@ -508,7 +510,8 @@ class Tokenization:
             if count != 1:
                 raise BadRequest(
                     f"input '{self.inputs[0]}': each text must have {self.required_token} exactly once, within its "
-                    f"first {self.max_length} tokens; text {row} has it {count} times"
+                    f"first {self.max_length} tokens; text {row} has it {count} times",
+                    self.inputs[0],
                 )
 
     def padded(self, requests: list[list[Encoding]], longest: int) -> list[Tensors]:
@@ -559,7 +562,7 @@ def row_texts(request: pb_utils.InferenceRequest, name: str, count: int) -> list
     """Return an input with a value for each text of a request. Raise BadRequest if it has another number of rows."""
     values = responses.texts(request, name)
     if len(values) != count:
-        raise BadRequest(f"input '{name}' must have a row for each text: {count}, not {len(values)}")
+        raise BadRequest(f"input '{name}' must have a row for each text: {count}, not {len(values)}", name)
     return values
 
 

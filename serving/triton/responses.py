@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,13 +11,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from serving.triton.types import Array, BadRequest, Busy, Cancelled
+from serving.triton.types import Array, BadRequest, CalledModelError, RequestError, Tensors
+from triton_transformers.errors import ERROR_STATUS, TypedError, decode
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-# Error -> its HTTP status, and the name of Triton's code for that.
-STATUSES: dict[type[Exception], int] = {BadRequest: 400, Cancelled: 499, Busy: 503}
+# HTTP status of an error -> the name of Triton's code for it.
 CODES = {400: "INVALID_ARG", 499: "CANCELLED", 503: "UNAVAILABLE"}
 # A place in the source of a library, which some write into their messages.
 SOURCE = re.compile(r"[\w./+-]+\.(cc|cpp|cu|h|hpp|py):\d+:?\s*")
@@ -28,26 +29,37 @@ class Response:
     def __init__(self, request: pb_utils.InferenceRequest) -> None:
         self.sender = request.get_response_sender()
         self.names = request.requested_output_names()
+        self.is_typed = asks_typed(request)
 
     def send(self, result: Mapping[str, Array] | Exception) -> None:
         """Send the outputs that were requested, or the error. Call this once."""
         try:
             # An error raised here would refer to itself, and keep the arrays of its frames until Python collects it.
-            response = error_response(result) if isinstance(result, Exception) else tensors_response(result, self.names)
+            response = (
+                error_response(result, self.is_typed)
+                if isinstance(result, Exception)
+                else tensors_response(result, self.names)
+            )
         except Exception as error:
-            response = error_response(error)
+            response = error_response(error, self.is_typed)
         send_last(self.sender, response)
         del self.sender  # frees its shared memory
 
 
-def infer(model: str, inputs: Mapping[str, Array], outputs: list[str]) -> pb_utils.InferenceResponse:
-    """Send a request to another model of this server."""
-    return pb_utils.InferenceRequest(
+def infer(model: str, inputs: Tensors, outputs: list[str]) -> Tensors:
+    """Return the answer of another model of this server, or raise its error."""
+    answer = pb_utils.InferenceRequest(
         model_name=model,
         inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
         requested_output_names=outputs,
+        parameters={ERROR_STATUS: True},
         preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
     ).exec()
+    if answer.has_error():
+        message = answer.error().message()
+        typed = decode(message)
+        raise CalledModelError(typed) if typed else RuntimeError(message)
+    return {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}
 
 
 class Later(NamedTuple):
@@ -59,7 +71,7 @@ class Later(NamedTuple):
 def input_tensor(request: pb_utils.InferenceRequest, name: str) -> Array:
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:
-        raise BadRequest(f"input '{name}' is missing")
+        raise BadRequest(f"input '{name}' is missing", name)
     return tensor.as_numpy()
 
 
@@ -73,7 +85,7 @@ def text(value: bytes, name: str, row: int, noun: str) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise BadRequest(f"input '{name}': {noun} {row} is not valid UTF-8 (byte {error.start})") from None
+        raise BadRequest(f"input '{name}': {noun} {row} is not valid UTF-8 (byte {error.start})", name) from None
 
 
 def text_bytes(request: pb_utils.InferenceRequest) -> int:
@@ -104,12 +116,15 @@ def serve(
         try:
             jobs[i] = prepare(request)
         except Exception as error:
-            responses[i] = error_response(error)
+            responses[i] = error_response(error, asks_typed(requests[i]))
     for i, result in run_apart(jobs, run).items():
-        try:
-            responses[i] = error_response(result) if isinstance(result, Exception) else respond(requests[i], result)
-        except Exception as error:
-            responses[i] = error_response(error)
+        if not isinstance(result, Exception):
+            try:
+                responses[i] = respond(requests[i], result)
+                continue
+            except Exception as error:
+                result = error
+        responses[i] = error_response(result, asks_typed(requests[i]))
     return [responses[i] for i in range(len(requests))]
 
 
@@ -135,36 +150,40 @@ def tensors_response(tensors: Mapping[str, Array], names: Iterable[str]) -> pb_u
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensors[name]) for name in tensors if name in names])
 
 
-def status_and_message(error: Exception) -> tuple[int, str]:
-    """Return the HTTP status of an error, and the message for the client. Log an unexpected error."""
-    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
-    message = f"{type(error).__name__}: {error}" if status == 500 else str(error)
-    if type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
-        status, message = STATUSES[BadRequest], f"the model refused the values of the inputs: {error}"
-    if isinstance(error, RecursionError):  # at JSON that could just be read
-        status, message = STATUSES[BadRequest], "the request is nested too deeply"
-    if status == 500:
+def asks_typed(request: pb_utils.InferenceRequest) -> bool:
+    """Return whether the request asks for typed errors."""
+    try:
+        return bool(json.loads(request.parameters() or "{}").get(ERROR_STATUS))
+    except UnicodeDecodeError:  # in another parameter
+        return False
+
+
+def typed(error: Exception) -> TypedError:
+    """Return an error as programs read it. Log an unexpected error."""
+    known = request_error(error)
+    if known.status == 500 and not isinstance(error, CalledModelError):
         # Not the message, which may hold texts of clients.
         places = [f" in {frame.filename}, line {frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
         pb_utils.Logger.log_error(f"a request failed: {type(error).__name__}{''.join(places[-1:])}")
     # JSON can escape half a character, which Triton does not take.
-    return status, SOURCE.sub("", message).encode(errors="backslashreplace").decode()
+    sentence = SOURCE.sub("", str(known)).encode(errors="backslashreplace").decode()
+    return TypedError.from_sentence(known.status, sentence, known.code, known.fields, known.index)
 
 
-def with_status(error: Exception) -> str:
-    """Return the message with its HTTP status before it, as in "[400] "."""
-    status, message = status_and_message(error)
-    return f"[{status}] {message}"
+def request_error(error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    if type(error).__name__ == "InvalidArgument":  # ONNX Runtime's, for values that the graph refuses
+        return BadRequest(f"the model refused the values of the inputs: {error}")
+    if isinstance(error, RecursionError):  # at JSON that could just be read
+        return BadRequest("the request is nested too deeply")
+    return RequestError(f"{type(error).__name__}: {error}")
 
 
-def error_response(error: Exception, shows_status: bool = False) -> pb_utils.InferenceResponse:
-    status, message = status_and_message(error)
-    return coded_response(status, f"[{status}] {message}" if shows_status else message)
-
-
-def coded_response(status: int, message: str) -> pb_utils.InferenceResponse:
-    """Return an error that has this HTTP status."""
-    code = getattr(pb_utils.TritonError, CODES.get(status, "INTERNAL"))
+def error_response(error: Exception, is_typed: bool = False) -> pb_utils.InferenceResponse:
+    known = typed(error)
+    code = getattr(pb_utils.TritonError, CODES.get(known.status, "INTERNAL"))
+    message = known.encode() if is_typed else known.sentence
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
 
 

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_transformers.errors import TypedError
+
 Array = NDArray[Any]
 Tensors = dict[str, Array]  # by the names of config.pbtxt
 ModelConfig = dict[str, Any]  # config.pbtxt as Triton passes it: parsed JSON
@@ -15,16 +17,43 @@ class ConfigError(ValueError):
     """Raised when a model cannot be served as its config.pbtxt asks; Triton reports the message."""
 
 
-class Busy(RuntimeError):
-    """Raised when too many requests wait: HTTP status 503."""
+class RequestError(Exception):
+    """An error that a client gets. `fields` are the inputs and options that the message quotes, the wrong one first.
+
+    `code` and `index`, a row of the first field, are for programs that read them: triton_transformers/errors.py.
+    """
+
+    status = 500
+
+    def __init__(self, message: str, *fields: str, code: str = "", index: int | None = None) -> None:
+        super().__init__(message)
+        self.fields, self.code, self.index = fields, code, index
 
 
-class Cancelled(RuntimeError):
-    """Raised for a request that its client no longer waits for: HTTP status 499."""
+class Busy(RequestError, RuntimeError):
+    """Raised when too many requests wait."""
+
+    status = 503
 
 
-class BadRequest(ValueError):
-    """Raised for a wrong request: HTTP status 400. The message names the input and never quotes its content."""
+class Cancelled(RequestError, RuntimeError):
+    """Raised for a request that its client no longer waits for."""
+
+    status = 499
+
+
+class BadRequest(RequestError, ValueError):
+    """Raised for a wrong request. The message names the input and never quotes its content."""
+
+    status = 400
+
+
+class CalledModelError(RequestError):
+    """The error that another model of the server answered, for the client of this one."""
+
+    def __init__(self, error: TypedError) -> None:
+        super().__init__(error.sentence, *error.fields, code=error.code, index=error.index)
+        self.status = error.status
 
 
 class ElementType(NamedTuple):

@@ -13,7 +13,7 @@ from PIL import Image
 from serving.text.chat_template import IMAGES, MESSAGES, ChatTemplate, Message
 from serving.triton.parameters import int_parameter, weights_folder
 from serving.triton.types import BadRequest, ConfigError, InstanceArgs, ModelConfig
-from serving.vision.files import opened, upright
+from serving.vision.files import Place, opened, upright
 from serving.vision.processor import LARGE_PIXELS, MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -67,10 +67,12 @@ class ChatImages:
         contents = [_checked(message["content"], number) for number, message in enumerate(messages)]
         placed = sum(part["type"] == "image" for parts in contents for part in parts or ())
         if placed != count:
-            raise BadRequest(f"input '{IMAGES}' has {count} images, and '{MESSAGES}' has places for {placed}")
+            raise BadRequest(
+                f"input '{IMAGES}' has {count} images, and '{MESSAGES}' has places for {placed}", IMAGES, MESSAGES
+            )
         if not self.takes_parts:
             if count:
-                raise BadRequest(f"input '{IMAGES}': the model's chat template has no place for images")
+                raise BadRequest(f"input '{IMAGES}': the model's chat template has no place for images", IMAGES)
             return messages
         return [message | {"content": parts} for message, parts in zip(messages, contents, strict=True)]
 
@@ -110,27 +112,29 @@ class ChatImages:
 
     def _imitated(self, name: str) -> BadRequest:
         names = " or ".join(sorted(self.placeholders))
-        return BadRequest(f"input '{name}': a text has {names}, which stands for an image to this model: remove it")
+        return BadRequest(
+            f"input '{name}': a text has {names}, which stands for an image to this model: remove it", name
+        )
 
     def check_sizes(self, files: Sequence[bytes]) -> int:
         """Return the pixels of all images, by their headers. Raise BadRequest if they are too many."""
         total = 0
         for row, file in enumerate(files):
-            where = f"input '{IMAGES}': row {row}"
-            with opened(where, file) as image:
+            place = Place(IMAGES, row)
+            with opened(place, file) as image:
                 width, height = image.size
             total += width * height
             if total > self.max_pixels:
-                raise BadRequest(f"{where} makes the images larger than max_pixels={self.max_pixels} together")
+                raise place.error(f"makes the images larger than max_pixels={self.max_pixels} together")
             if max(width, height) > MAX_RATIO * min(width, height):
-                raise BadRequest(f"{where} is more than {MAX_RATIO} times as long as wide")
+                raise place.error(f"is more than {MAX_RATIO} times as long as wide")
         return total
 
     def decode(self, files: Sequence[bytes]) -> list[Image.Image]:
         """Return the images, upright and in colours."""
         images = []
         for row, file in enumerate(files):
-            with opened(f"input '{IMAGES}': row {row}", file) as image:
+            with opened(Place(IMAGES, row), file) as image:
                 images.append(upright(image))
         return images
 
@@ -151,7 +155,8 @@ def _checked(content: Any, number: int) -> list[dict[str, str]] | None:
             return parts
     raise BadRequest(
         f"input '{MESSAGES}': the content of message {number} must be a text, or a list of "
-        '{"type": "text", "text": ...} and {"type": "image"}'
+        '{"type": "text", "text": ...} and {"type": "image"}',
+        MESSAGES,
     )
 
 

@@ -6,19 +6,32 @@ import base64
 import contextlib
 import io
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from serving.triton.types import BadRequest
+from triton_transformers.errors import INVALID_VALUE
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 # The first characters of each format in base64, which clients need to send a file in JSON.
 BASE64 = (b"/9j/", b"iVBORw0KGgo", b"UklGR")
 
 
+class Place(NamedTuple):
+    """The row of an input that has an image."""
+
+    name: str
+    row: int
+
+    def error(self, problem: str) -> BadRequest:
+        message = f"input '{self.name}': row {self.row} {problem}"
+        return BadRequest(message, self.name, code=INVALID_VALUE, index=self.row)
+
+
 @contextlib.contextmanager
-def opened(where: str, data: bytes) -> Iterator[Image.Image]:
+def opened(place: Place | None, data: bytes) -> Iterator[Image.Image]:
     try:
         if data.startswith(BASE64):
             data = base64.b64decode(data)
@@ -27,7 +40,8 @@ def opened(where: str, data: bytes) -> Iterator[Image.Image]:
     except MemoryError:
         raise
     except Exception:  # a broken file can raise anything, and the message can quote the file
-        raise BadRequest(f"{where} is not a whole JPEG, PNG or WebP file") from None
+        problem = "is not a whole JPEG, PNG or WebP file"
+        raise (place.error(problem) if place else BadRequest(f"it {problem}")) from None
 
 
 def upright(image: Image.Image) -> Image.Image:

@@ -16,7 +16,7 @@ from PIL import Image
 from serving.engines.lean_transformers import transformers
 from serving.triton.parameters import int_parameter, usable_cpus
 from serving.triton.types import Array, BadRequest, ConfigError, ModelConfig, Tensors
-from serving.vision.files import opened, upright
+from serving.vision.files import Place, opened, upright
 
 PIXELS, ENCODED = "image", "image_bytes"  # the inputs
 MAX_PIXELS = 50_000_000
@@ -26,9 +26,9 @@ LARGE_PIXELS = 4_000_000
 
 @dataclass(frozen=True)
 class InputImage:
-    """One image of a request: a file, or an array [height, width, 3] of 0 to 255. `where` is for messages."""
+    """One image of a request: a file, or an array [height, width, 3] of 0 to 255."""
 
-    where: str
+    place: Place
     data: bytes | Array
 
 
@@ -40,12 +40,12 @@ def input_images(tensors: Tensors) -> list[InputImage]:
     ((name, rows),) = tensors.items()
     if name == PIXELS:
         if rows.ndim != 4 or rows.shape[-1] != 3 or 0 in rows.shape:
-            raise BadRequest(f"input '{name}' must have shape [N, height, width, 3], not {list(rows.shape)}")
+            raise BadRequest(f"input '{name}' must have shape [N, height, width, 3], not {list(rows.shape)}", name)
         if not (rows.min() >= 0 and rows.max() <= 255):  # false for NaN
-            raise BadRequest(f"input '{name}' must hold numbers from 0 to 255")
+            raise BadRequest(f"input '{name}' must hold numbers from 0 to 255", name)
     else:
         rows = rows.ravel()
-    return [InputImage(f"input '{name}': row {row}", data) for row, data in enumerate(rows)]
+    return [InputImage(Place(name, row), data) for row, data in enumerate(rows)]
 
 
 class ImageProcessor:
@@ -85,7 +85,7 @@ class ImageProcessor:
     def size(self, image: InputImage) -> tuple[int, int]:
         """Return (width, height), of a file by its header, before any pixel is decoded."""
         if isinstance(image.data, bytes):
-            with opened(image.where, image.data) as file:
+            with opened(image.place, image.data) as file:
                 return file.size
         height, width, _ = image.data.shape
         return width, height
@@ -94,7 +94,7 @@ class ImageProcessor:
         """Decode as transformers does: upright, RGB, transparent parts made opaque."""
         if not isinstance(image.data, bytes):
             return np.rint(image.data).astype(np.uint8)
-        with opened(image.where, image.data) as file:
+        with opened(image.place, image.data) as file:
             return np.asarray(upright(file))
 
     def check_size(self, image: InputImage, width: int, height: int) -> None:
@@ -103,7 +103,7 @@ class ImageProcessor:
         edge = size.get("shortest_edge", 0) if hasattr(size, "get") else 0
         enlarged = edge * edge * max(width, height) // max(1, min(width, height))
         if max(width * height, enlarged) > self.max_pixels:
-            raise BadRequest(f"{image.where} has {width} x {height} pixels, too many for max_pixels={self.max_pixels}")
+            raise image.place.error(f"has {width} x {height} pixels, too many for max_pixels={self.max_pixels}")
 
 
 def _stacked(futures: list[Future[Array]]) -> Array | Exception:

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 from serving.watchdog.tritonserver import TIMEOUT_S, log
-from triton_transformers.protocol import NOT_REPORTED, REQUESTED
+from triton_transformers.protocol import REQUESTED
 from triton_transformers.tasks.kinds import listed_names
 from triton_transformers.triton import Triton, TritonError
+from triton_transformers.triton_messages import is_unreported
 
 # How often to load a system whose Python process did not report in time.
 ATTEMPTS = 3
@@ -43,7 +44,7 @@ def load_systems(triton: Triton) -> bool:
     except TritonError as error:
         log(f"could not find the systems to load: {error}")
         return False
-    if not os.environ.get("SYSTEMS_FILE") and not any(NOT_REPORTED.search(reason) for _, reason in index.values()):
+    if not os.environ.get("SYSTEMS_FILE") and not any(is_unreported(reason) for _, reason in index.values()):
         return True
     systems = [system for system in required_systems() if index.get(system, ("",))[0] != "READY"]
     # A list: each system is tried, also after one that failed.
@@ -61,7 +62,7 @@ def load_system(triton: Triton, system: str, progress: str) -> bool:
             return True
         except TritonError as error:
             log(f"system '{system}' did not load: {error}")
-            if not NOT_REPORTED.search(str(error)):
+            if not is_unreported(str(error)):
                 break
     return False
 

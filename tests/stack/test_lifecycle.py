@@ -39,9 +39,9 @@ from tests.support.triton_clients import IDS, connect, exchange_over_shared_memo
 from triton_transformers.corpus import MIXED
 from triton_transformers.files import comparison_lock, exclusive
 from triton_transformers.http import answers as is_up
-from triton_transformers.protocol import NOT_REPORTED
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
 from triton_transformers.triton import TritonError, engines
+from triton_transformers.triton_messages import is_unreported
 
 # Between two requests of a client that goes on beside a test.
 PAUSE_S = 0.03
@@ -496,7 +496,7 @@ def test_stopped_python_process_keeps_its_requests_and_goes_on(stack):
             break
         except TritonError as error:
             # If the watchdog gets no CPU for a second either, another process replaces this one: docs/reliability.md.
-            if attempt == ATTEMPTS or not NOT_REPORTED.search(str(error)):
+            if attempt == ATTEMPTS or not is_unreported(str(error)):
                 raise
             stack.wait(lambda: answers(stack), "an answer of the replaced process")
     for answer, before in zip(answers_after, expected, strict=True):

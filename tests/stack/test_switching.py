@@ -15,9 +15,9 @@ import pytest
 
 from loadtest.server.switching import Switch, plan
 from tests.support.stacks import KEY, TestStack, bring_up, stacks
-from triton_transformers.protocol import NOT_REPORTED
 from triton_transformers.settings import MODES
 from triton_transformers.triton import Triton, TritonError
+from triton_transformers.triton_messages import is_unreported
 
 MODEL = """
 import time
@@ -94,7 +94,7 @@ def answer(triton: Triton) -> list[float]:
         try:
             return triton.infer("pair", REQUEST)["outputs"][0]["data"]
         except TritonError as error:
-            if time.monotonic() > deadline or not NOT_REPORTED.search(str(error)):
+            if time.monotonic() > deadline or not is_unreported(str(error)):
                 raise
             time.sleep(1)
 
@@ -109,7 +109,7 @@ def test_errors_in_the_log_of_a_healthy_start_are_explained(stack):
     harmless = ("CudaDriverHelper has not been initialized", "unable to create stream")
     rest = [error for error in errors if not error.startswith(harmless)]
     # On a busy machine, `make up` repeats a load.
-    assert [error for error in rest if not NOT_REPORTED.search(error)] == []
+    assert [error for error in rest if not is_unreported(error)] == []
     assert all(f"'{text}'" in stack.log for text in harmless)
 
 

@@ -27,9 +27,9 @@ from loadtest.server.own_stack import Make
 from tests.support import onnx_models as models
 from triton_transformers.http import opener
 from triton_transformers.ports import free_ports
-from triton_transformers.protocol import NOT_REPORTED
 from triton_transformers.settings import DEFAULTS, ROOT
 from triton_transformers.triton import Triton, TritonError
+from triton_transformers.triton_messages import is_unreported
 
 KEY = "a-key-of-the-tests"
 SYSTEM = ("embedding", "tokenizer", "encoder")
@@ -48,7 +48,7 @@ class PatientTriton(Triton):
             try:
                 return super().load(*arguments, **options)
             except TritonError as error:
-                if attempt == ATTEMPTS or not NOT_REPORTED.search(str(error)):
+                if attempt == ATTEMPTS or not is_unreported(str(error)):
                     raise
 
     def infer(self, model: str, request: dict[str, Any], timeout: float = ANSWER_S) -> dict[str, Any]:

@@ -17,17 +17,13 @@ import numpy as np
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
+from gateway.edge.errors import STATUSES
+from triton_transformers.errors import ERROR_STATUS, TypedError
 from triton_transformers.tensors import TOKEN_IDS, Tensor
 
 WAIT_S = 40  # less than GATEWAY_TIMEOUT, which would end a request too
 # An input or output: its type and dimensions, as in config.pbtxt.
 Signature = dict[str, tuple[str, list[int]]]
-# The statuses that our backends' errors have in streams.
-STATUSES = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.INTERNAL: 500,
-    grpc.StatusCode.UNAVAILABLE: 503,
-}
 Answer = Callable[[dict[str, Tensor]], Iterable[list[Tensor]]]
 
 
@@ -73,11 +69,19 @@ class Model:
 
 
 class Failure(Exception):
-    """An error that the stand-in reports with this status."""
+    """An error that the stand-in reports with this status: a backend's of ours if it has a typed form."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, typed: TypedError | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.typed = code, typed
+
+    def shown(self, request: service_pb2.ModelInferRequest) -> str:
+        return self.typed.encode() if self.typed and request.parameters[ERROR_STATUS].bool_param else str(self)
+
+
+def refusal(status: int, sentence: str, *fields: str, code: str = "", index: int | None = None) -> Failure:
+    """Return an error of a backend of ours."""
+    return Failure(STATUSES[status], sentence, TypedError.from_sentence(status, sentence, code, fields, index))
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
         try:
             (response,) = self._responses(request, context)
         except Failure as error:
-            context.abort(error.code, str(error))
+            context.abort(error.code, error.shown(request))
         return response
 
     def ModelStreamInfer(self, requests, context):
@@ -152,9 +156,7 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
                 for response in self._responses(request, context):
                     yield service_pb2.ModelStreamInferResponse(infer_response=response)
             except Failure as error:  # so are errors of the model
-                status = STATUSES.get(error.code) if request.parameters["error_status"].bool_param else None
-                message = f"[{status}] {error}" if status else str(error)
-                yield service_pb2.ModelStreamInferResponse(error_message=message)
+                yield service_pb2.ModelStreamInferResponse(error_message=error.shown(request))
 
     def ModelConfig(self, request, context):
         if not self.answers_about_models.wait(WAIT_S):

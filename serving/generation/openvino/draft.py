@@ -76,7 +76,7 @@ class Draft:
             "structured_outputs": self.has_model and bool(options.structured_outputs),  # and fails
         }
         for name in (name for name, is_set in refused.items() if is_set):
-            raise BadRequest(f"option '{name}': {OPENVINO.title} does not have it together with a draft (DRAFT)")
+            raise BadRequest(f"option '{name}': {OPENVINO.title} does not have it together with a draft (DRAFT)", name)
         config.num_assistant_tokens = self.tokens
         # Also with a draft model: otherwise GenAI accepts its tokens by chance, so that a seed gives other texts, and
         # fails where it refuses one.

@@ -237,7 +237,10 @@ class GenAIEngine(TokenEngine):
         if options.repetition_penalty != 1 and (options.adapter or tokens[0] >= FIRST):
             # The engine looks for all tokens of the prompt in the vocabulary.
             other = "an adapter" if options.adapter else "images"
-            raise BadRequest(f"option 'repetition_penalty': {OPENVINO.title} does not have it together with {other}")
+            raise BadRequest(
+                f"option 'repetition_penalty': {OPENVINO.title} does not have it together with {other}",
+                "repetition_penalty",
+            )
         self.draft.begin(key, tokens, options, config)
         if options.structured_outputs:
             assert self.structured
@@ -273,7 +276,9 @@ class GenAIEngine(TokenEngine):
         for key, own, reason in self.structured.ready(is_idle=not self.handles):
             if reason:
                 self.alternatives.pop(key, None)
-                yield NewTokens(key, [], True, BadRequest(f"option 'structured_outputs': {reason}"))
+                yield NewTokens(
+                    key, [], True, BadRequest(f"option 'structured_outputs': {reason}", "structured_outputs")
+                )
             else:
                 self.handles[key] = self.pipeline.add_request(key, tensor(own.tokens), own.config)
 
@@ -289,7 +294,7 @@ class GenAIEngine(TokenEngine):
         finished = status != genai.GenerationStatus.RUNNING
         if self.structured and not self.structured.accept(key, tokens):
             self.cancel(key)
-            return NewTokens(key, [], True, BadRequest(DEAD_END))
+            return NewTokens(key, [], True, BadRequest(DEAD_END, "structured_outputs"))
         full = status == genai.GenerationStatus.IGNORED
         if alternatives := self.alternatives.get(key):
             alternatives.search(tokens, logprobs)

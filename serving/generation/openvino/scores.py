@@ -52,5 +52,5 @@ class PromptScores:
             try:
                 check_it_fits(f"a second copy of {self.name}, which scores prompts,", weights * HEADROOM, limit - used)
             except ConfigError as error:
-                raise Busy(f"option 'prompt_logprobs': {error}") from None
+                raise Busy(f"option 'prompt_logprobs': {error}", "prompt_logprobs") from None
             return openvino.Core().compile_model(read_graph(self.folder), "CPU", self.settings).create_infer_request()

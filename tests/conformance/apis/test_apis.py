@@ -17,6 +17,7 @@ from tests.conformance.apis.run import KEYED, PIECE, Case, Wrong, read_error, re
 from tests.conformance.apis.world import World, running_world
 from tests.support.gateway import Reply, RunningGateway
 from tests.support.triton_stand_in import WAIT_S
+from triton_transformers.errors import CONTEXT_LENGTH
 
 APIS = (openai_text, responses, messages, embeddings, cohere, tei, hugging_face, audio)
 CASES: list[Case] = [case for api in APIS for case in api.CASES]
@@ -184,7 +185,7 @@ def test_prompt_that_is_too_long_is_refused_by_its_name(world: World, case: Case
     source = "text_input" if case.prompt == "prompt" else "messages"
     reason = f"input '{source}' has 300 tokens; in the model's context of 256 that leaves no room for new ones"
     for fields in ({}, {"stream": True}):
-        with world.fails(400, f"{reason}, and 'max_new_tokens' is 16"):
+        with world.fails(400, f"{reason}, and 'max_new_tokens' is 16", source, "max_new_tokens", code=CONTEXT_LENGTH):
             reply = send(world.gateway, case, **fields)
         error = read_error(case.form, 400, reply.json)
         assert reply.status == 400

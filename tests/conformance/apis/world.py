@@ -14,13 +14,12 @@ from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.page_systems import pipeline
 from tests.support.triton_stand_in import (
     GENERATION_INPUTS,
-    STATUSES,
-    Failure,
     Model,
     TritonStandIn,
     classifier,
     embedding,
     generator,
+    refusal,
     reranker,
     sparse,
     token_encoder,
@@ -28,7 +27,6 @@ from tests.support.triton_stand_in import (
 from triton_transformers.tensors import Tensor
 
 INPUTS = GENERATION_INPUTS | {"sampling_parameters": ("STRING", [1])}
-CODES = {status: code for code, status in STATUSES.items()}
 
 
 def models() -> list[Model]:
@@ -68,11 +66,11 @@ class World:
             for model in self.triton.models.values():
                 model.gate.set()
 
-    def fails(self, status: int, message: str, piece: int = 0) -> Any:
-        """Let the models fail with this status and message."""
+    def fails(self, status: int, sentence: str, *fields: str, code: str = "", piece: int = 0) -> Any:
+        """Let the models fail with this error of a backend."""
 
         def fail(model: Model) -> None:
-            raise Failure(CODES[status], message)
+            raise refusal(status, sentence, *fields, code=code)
 
         return self._faulty(piece, fail)
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import grpc
 import pytest
 
 from gateway.apis.moderations import windows_of
@@ -16,11 +15,11 @@ from gateway.edge.forms import MAX_FIELDS
 from gateway.text.encoders import TokenizedRow
 from tests.support.gateway import Reply, RunningGateway, gateway_before
 from tests.support.triton_stand_in import (
-    Failure,
     Model,
     TritonStandIn,
     of_texts,
     read_rows,
+    refusal,
     rows_of,
     text_of,
     tokenized,
@@ -57,9 +56,9 @@ def pipeline(name: str, task: str, field: str, compute: Any, **parameters: str) 
 def hear(content: bytes, parameters: dict[str, Any]) -> Any:
     """Answer as Whisper does."""
     if content != SOUND:
-        raise Failure(grpc.StatusCode.INVALID_ARGUMENT, "row 0 of 'audio': it is not a whole file")
+        raise refusal(400, "row 0 of 'audio': it is not a whole file", "audio")
     if parameters.get("generate_kwargs", {}).get("language") == "xx":
-        raise Failure(grpc.StatusCode.INVALID_ARGUMENT, "Unsupported language: xx")
+        raise refusal(400, "Unsupported language: xx", "language")
     answer: dict[str, Any] = {"text": " One. Two."}
     if stamps := parameters.get("return_timestamps"):
         more = {"language": "french"} if "return_language" in parameters else {}

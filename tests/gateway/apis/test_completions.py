@@ -31,28 +31,28 @@ from tests.support.triton_stand_in import (
     TritonStandIn,
     embedding,
     generator,
+    refusal,
 )
+from triton_transformers.errors import NO_CHAT_TEMPLATE, UNKNOWN_ADAPTER
 from triton_transformers.tensors import Tensor
 
 JSON = {"content-type": "application/json"}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WHOLE = "".join(COUNTED)
-NO_ADAPTER = "this model has no adapter"
-NO_TEMPLATE = "this model has no chat template: send 'prompt' instead of 'messages'"
 LIMITS = Limits(texts=8)
 COUNTS = ["num_input_tokens", "num_output_tokens", "num_cached_tokens"]
 SAMPLER_INPUTS = GENERATION_INPUTS | {"sampling_parameters": ("STRING", [1])}
 USER = [{"role": "user", "content": "a"}]
 
 
-def failing(name: str, code: grpc.StatusCode, message: str, after: int = 0) -> Model:
+def failing(name: str, failure: Failure, after: int = 0) -> Model:
     """Return a model that streams some pieces and fails."""
     model = generator(name, streams=True)
     answer = model.answer
 
     def fail(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
         yield from list(answer(inputs))[:after]
-        raise Failure(code, message)
+        raise failure
 
     model.answer = fail
     return model
@@ -76,7 +76,7 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         dataclasses.replace(generator("orphan"), parameters={"engine_model": "missing"}),
         dataclasses.replace(generator("sampler", SAMPLER_INPUTS), parameters={"adapters": "legal tone"}),
         dataclasses.replace(
-            failing("late", grpc.StatusCode.INVALID_ARGUMENT, f"option 'lora_name': {NO_ADAPTER} 'tone'; it has none"),
+            failing("late", refusal(400, "the adapter 'tone' was removed", "lora_name", code=UNKNOWN_ADAPTER)),
             parameters={"adapters": "tone"},
         ),
         generator("sampler_stream", SAMPLER_INPUTS, streams=True),
@@ -90,10 +90,11 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
         caller("streaming_caller", streams=True),
         generator("greedy", {name: GENERATION_INPUTS[name] for name in ("text_input", "max_new_tokens")}),
         generator("streamer", {"text_input": GENERATION_INPUTS["text_input"]}, streams=True),
-        failing("picky", grpc.StatusCode.INVALID_ARGUMENT, "option 'top_k above 0': this engine does not have it"),
-        failing("plain", grpc.StatusCode.INVALID_ARGUMENT, NO_TEMPLATE),
+        failing("picky", refusal(400, "this engine does not have 'top_k'", "top_k")),
+        failing("plain", refusal(400, "the model takes prompts", code=NO_CHAT_TEMPLATE)),
         failing(
-            "lost_stream", grpc.StatusCode.INTERNAL, "Stub process 'input ' is not healthy, a secret of the server"
+            "lost_stream",
+            Failure(grpc.StatusCode.INTERNAL, "Stub process 'input ' is not healthy, a secret of the server"),
         ),
     ]
     with gateway_before(*models, limits=LIMITS) as served:
@@ -727,7 +728,7 @@ def test_tokens_and_first_pieces_are_counted() -> None:
         value = gateway.server.config.app.counters.registry.get_sample_value(f"gateway_{name}", labels)
         return value or 0.0
 
-    broken = failing("broken_stream", grpc.StatusCode.INTERNAL, "RuntimeError: it failed", after=2)
+    broken = failing("broken_stream", refusal(500, "RuntimeError: it failed"), after=2)
     with gateway_before(generator(), generator("counter_stream", streams=True), broken) as (gateway, _):
         complete(gateway, "one two", max_tokens=3)
         stream(gateway, COMPLETIONS, prompt="one two", max_tokens=3)

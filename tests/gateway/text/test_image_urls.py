@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import grpc
 import pytest
 
 from gateway.edge.config import Config, Limits
@@ -19,7 +18,8 @@ from gateway.text import image_urls
 from gateway.text.image_urls import is_public, load_images
 from tests.gateway.text.test_image_urls_parts import PNG, url
 from tests.support.gateway import RunningGateway, gateway_before
-from tests.support.triton_stand_in import GENERATION_INPUTS, Failure, TritonStandIn, generator, rows_of
+from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator, refusal, rows_of
+from triton_transformers.errors import INVALID_VALUE
 
 SEES = GENERATION_INPUTS | {"images": ("STRING", [-1])}
 IMAGE = {"type": "image_url", "image_url": {"url": url("PNG"), "detail": "high"}}
@@ -32,8 +32,8 @@ def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
     damaged = generator("damaged", SEES)
 
     def fail(_: Any) -> Any:
-        message = "input 'images': row 1 is not a whole JPEG, PNG or WebP file"
-        raise Failure(grpc.StatusCode.INVALID_ARGUMENT, message)
+        sentence = "input 'images': row 1 is not a whole JPEG, PNG or WebP file"
+        raise refusal(400, sentence, "images", code=INVALID_VALUE, index=1)
 
     damaged.answer = fail
     with gateway_before(generator(), generator("sees", SEES), damaged, limits=Limits(texts=4)) as served:

@@ -6,13 +6,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import grpc
 import pytest
 
 from gateway.edge.config import Config, Limits
 from gateway.triton import inference
 from tests.support.gateway import RunningGateway, running_gateway
-from tests.support.triton_stand_in import GENERATION_INPUTS, WAIT_S, Failure, TritonStandIn, embedding, generator
+from tests.support.triton_stand_in import GENERATION_INPUTS, WAIT_S, TritonStandIn, embedding, generator, refusal
 from triton_transformers.tensors import Tensor
 
 WITHOUT_CANCEL = {name: tensor for name, tensor in GENERATION_INPUTS.items() if name != "cancel"}
@@ -156,7 +155,7 @@ def test_failed_text_is_not_cancelled(triton: TritonStandIn) -> None:
     """Let it end by itself: at that moment, a cancellation would be most dangerous."""
 
     def fail(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
-        raise Failure(grpc.StatusCode.INVALID_ARGUMENT, "input 'text_input' is wrong")
+        raise refusal(400, "input 'text_input' is wrong", "text_input")
 
     triton.models["counter_stream"].answer = fail
     with gateway_over(triton) as gateway:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from tests.support.python_backend import InferenceRequest, Tensor, instance_args, parameters, serve
+from triton_transformers.errors import ERROR_STATUS, TypedError
 
 CONFIG = parameters(engine_model="m_stream")
 THE_ENGINE = "model 'm_stream', which generates for this one"
 CRASHED = f"the process of {THE_ENGINE}, crashed: try again"
 TEXT = np.array([b"a text"], np.object_)
+PROMPT_IS_EMPTY = TypedError.from_sentence(400, "input 'prompt' is empty", "empty", ["prompt"])
 
 
 class Engine:
@@ -48,7 +50,7 @@ class Engine:
         self.requests.append(fields)
         yield response({})
         if "cancel" in fields["inputs"]:
-            self.error, self.is_late = "[499] the client cancelled the request", True
+            self.error, self.is_late = TypedError(499, "the client cancelled the request").encode(), True
             self.gate.set()
         assert self.gate.wait(30)
         if self.error and self.is_late:
@@ -132,10 +134,16 @@ def test_request_reaches_the_engine_whole(front, engine):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        ("[400] input 'prompt' is empty", ("INVALID_ARG", "input 'prompt' is empty")),
-        ("[503] 1000 texts wait already: try again later", ("UNAVAILABLE", "1000 texts wait already: try again later")),
-        ("[500] RuntimeError: two\nlines", ("INTERNAL", "RuntimeError: two\nlines")),
-        ("[499] the client cancelled the request", ("CANCELLED", "the client cancelled the request")),
+        (PROMPT_IS_EMPTY.encode(), ("INVALID_ARG", "input 'prompt' is empty")),
+        (
+            TypedError(503, "1000 texts wait already: try again later").encode(),
+            ("UNAVAILABLE", "1000 texts wait already: try again later"),
+        ),
+        (TypedError(500, "RuntimeError: two\nlines").encode(), ("INTERNAL", "RuntimeError: two\nlines")),
+        (
+            TypedError(499, "the client cancelled the request").encode(),
+            ("CANCELLED", "the client cancelled the request"),
+        ),
         (
             "Failed for execute the inference request. Model 'm_stream' is not ready.",
             ("UNAVAILABLE", f"{THE_ENGINE}, is not loaded: load it, or try again later"),
@@ -150,6 +158,13 @@ def test_error_keeps_its_code_and_text(front, engine, error, expected, is_late):
     engine.error, engine.is_late = error, is_late
     code, message = expected
     assert ask(front(), InferenceRequest(["text"], prompt=TEXT)).error == (code, message or error)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_client_that_asks_for_typed_errors_gets_the_engines_whole(front, engine, is_late):
+    engine.error, engine.is_late = PROMPT_IS_EMPTY.encode(), is_late
+    request = InferenceRequest(["text"], {ERROR_STATUS: True}, prompt=TEXT)
+    assert ask(front(), request).error == ("INVALID_ARG", PROMPT_IS_EMPTY.encode())
 
 
 def test_text_ends_when_the_client_left(front, engine):

@@ -359,13 +359,13 @@ PICTURE = png(0, 64, 48)
 AS_TEXT = base64.b64encode(PICTURE).decode()
 
 
-def decode(kind: str, data: bytes, where: str) -> Future:
+def decode(kind: str, data: bytes, where: str, field: str) -> Future:
     decoded: Future = Future()
     decoded.set_result((kind, data))
     return decoded
 
 
-def opened(kind: str, data: bytes, where: str) -> Future:
+def opened(kind: str, data: bytes, where: str, field: str) -> Future:
     """Return an image as a pipeline gets it."""
     image: Future = Future()
     image.set_result(Image.open(io.BytesIO(data)))
@@ -526,10 +526,11 @@ ERRORS = [
 @pytest.mark.parametrize(("error", "status"), ERRORS, ids=[str(row[0])[:20] for row in ERRORS])
 def test_error_of_a_pipeline_is_the_requests_unless_the_server_failed(serve, error, status):
     from serving.pipelines.backend import as_request_error
-    from serving.triton.responses import status_and_message
+    from serving.triton.responses import typed
 
-    found, message = status_and_message(as_request_error(error, {"top_k": 1}))
-    assert found == status
+    found = typed(as_request_error(error, {"top_k": 1}))
+    assert found.status == status
+    message = found.sentence
     assert "cpp" not in message
     if status == 400:
         sentence = ": Subtask x is not supported" if isinstance(error, ValueError) else ""

@@ -16,6 +16,7 @@ from PIL import Image, PngImagePlugin
 from transformers.image_utils import load_image
 
 from serving.triton.types import BadRequest, ConfigError
+from serving.vision.files import Place
 from serving.vision.processor import ImageProcessor, InputImage, input_images
 
 SIDE = 16
@@ -78,13 +79,13 @@ def test_file_decodes_as_in_transformers(processor, kind):
     expected = np.asarray(load_image(Image.open(io.BytesIO(FILES[kind]))))
     assert expected.shape[2] == 3
     for data in (FILES[kind], base64.encodebytes(FILES[kind])):
-        np.testing.assert_array_equal(processor.decode(InputImage("", data)), expected)
+        np.testing.assert_array_equal(processor.decode(InputImage(Place("image", 0), data)), expected)
 
 
 def test_sixteen_bit_grey_is_scaled_to_eight(processor):
     """Scale values that transformers clips to white."""
     deep = (np.arange(256).reshape(16, 16) * 256 + 77).astype(np.uint16)
-    decoded = processor.decode(InputImage("", encoded(Image.fromarray(deep), "PNG")))
+    decoded = processor.decode(InputImage(Place("image", 0), encoded(Image.fromarray(deep), "PNG")))
     np.testing.assert_array_equal(decoded, np.stack([deep >> 8] * 3, axis=-1))
 
 
@@ -99,11 +100,11 @@ def test_fractional_pixels_are_rounded(processor):
 
 
 def test_broken_image_fails_only_its_request(processor):
-    good, broken = InputImage("good", FILES["PNG"]), InputImage("broken", FILES["PNG"][:-40])
+    good, broken = InputImage(Place("image", 0), FILES["PNG"]), InputImage(Place("image", 1), FILES["PNG"][:-40])
     first, second, third = processor([[good, good], [good, broken], [good]])
     assert first.shape == (2, 3, SIDE, SIDE)
     assert isinstance(second, BadRequest)
-    assert str(second) == "broken is not a whole JPEG, PNG or WebP file"
+    assert str(second) == "input 'image': row 1 is not a whole JPEG, PNG or WebP file"
     np.testing.assert_array_equal(third[0], first[1])
 
 
@@ -121,7 +122,7 @@ def test_broken_image_fails_only_its_request(processor):
 )
 def test_broken_file_is_refused(processor, data):
     with pytest.raises(BadRequest, match="is not a whole"):
-        processor.decode(InputImage("row 0", data))
+        processor.decode(InputImage(Place("image", 0), data))
 
 
 def test_mangled_files_raise_only_bad_request(processor):
@@ -132,7 +133,7 @@ def test_mangled_files_raise_only_bad_request(processor):
             for at in random.integers(0, len(file), 6):
                 mangled[at] = random.integers(256)
             try:
-                processor.decode(InputImage("", bytes(mangled)))
+                processor.decode(InputImage(Place("image", 0), bytes(mangled)))
             except BadRequest:
                 continue
 
@@ -142,7 +143,7 @@ def refuse(folder, file: str) -> tuple[str, int]:
     processor = ImageProcessor({}, folder)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BadRequest) as error:
-        processor.pixel_values(InputImage("row 0", Path(file).read_bytes()))
+        processor.pixel_values(InputImage(Place("image", 0), Path(file).read_bytes()))
     return str(error.value), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
@@ -155,7 +156,7 @@ def test_decompression_bomb_is_refused_before_decoding(folder, tmp_path, kind):
     # In a process of its own, because the peak of this one may already be higher.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
         message, growth = pool.submit(refuse, folder, str(tmp_path / "bomb")).result()
-    assert message == "row 0 has 7100 x 7100 pixels, too many for max_pixels=50000000"
+    assert message == "input 'image': row 0 has 7100 x 7100 pixels, too many for max_pixels=50000000"
     assert growth < 20_000
 
 
@@ -163,13 +164,13 @@ def test_bomb_in_a_png_text_chunk_is_refused(processor):
     comments = PngImagePlugin.PngInfo()
     comments.add_text("x", "0" * 50_000_000, zip=True)
     with pytest.raises(BadRequest, match="is not a whole"):
-        processor.decode(InputImage("", encoded(gradient(), "PNG", pnginfo=comments)))
+        processor.decode(InputImage(Place("image", 0), encoded(gradient(), "PNG", pnginfo=comments)))
 
 
 def test_max_pixels_comes_from_config(folder):
     config = {"parameters": {"max_pixels": {"string_value": "959"}}}
     with pytest.raises(BadRequest, match="40 x 24 pixels, too many for max_pixels=959"):
-        ImageProcessor(config, folder).pixel_values(InputImage("", FILES["PNG"]))
+        ImageProcessor(config, folder).pixel_values(InputImage(Place("image", 0), FILES["PNG"]))
 
 
 def test_wrong_inputs_are_refused():
