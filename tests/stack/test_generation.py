@@ -40,6 +40,7 @@ from tests.support.generation import (
 )
 from tests.support.stacks import TestStack, bring_up
 from tests.support.triton_clients import connect
+from triton_transformers.errors import CONTEXT_LENGTH, ERROR_STATUS, decode
 from triton_transformers.settings import UserError
 from triton_transformers.triton import TritonError
 
@@ -330,6 +331,19 @@ def test_wrong_option_is_refused(served):
         with pytest.raises(TritonError, match=reason) as error:
             generate(served, "falcon7b", **fields)
         assert error.value.status == 400
+
+
+def test_error_is_typed_for_those_who_ask(served):
+    request = {"prompt": SECRET, "max_new_tokens": 250, ERROR_STATUS: True}
+    for ask in (
+        lambda: generate(served, "falcon7b", **request),  # whose front passes on the engine's error
+        lambda: served.triton.stream("falcon7b_stream", request),
+    ):
+        with pytest.raises(TritonError, match=r"context of 256") as error:
+            ask()
+        typed = decode(str(error.value))
+        assert typed
+        assert (typed.status, typed.code, list(typed.fields)) == (400, CONTEXT_LENGTH, ["prompt", "max_new_tokens"])
 
 
 def test_failing_request_leaves_its_batch_unharmed(served, plain):

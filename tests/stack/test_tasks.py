@@ -16,6 +16,7 @@ from tests.support.checkpoints import encoders, vision
 from tests.support.neuron import on_neuron
 from tests.support.stacks import SHORT, TestStack, bring_up
 from triton_transformers.corpus import MIXED
+from triton_transformers.errors import ERROR_STATUS, decode
 from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow
@@ -216,6 +217,16 @@ def test_fill_mask_requires_exactly_one_mask(served, text):
     with pytest.raises(TritonError, match=r"each text must have \[MASK\] exactly once") as error:
         served.ask("blanks", input_text=[text])
     assert error.value.status == 400
+
+
+@on_cpu
+def test_step_of_an_ensemble_answers_a_typed_error(served):
+    texts = {"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["no mask"]}
+    with pytest.raises(TritonError) as error:
+        served.triton.infer("blanks", {"inputs": [texts], "parameters": {ERROR_STATUS: True}})
+    typed = decode(str(error.value))
+    assert typed
+    assert (typed.status, list(typed.fields)) == (400, ["input_text"])
 
 
 @on_cpu

@@ -35,7 +35,7 @@ def decoder():
 
 def decode(decoder: MediaDecoder, kind: str, data: bytes, **options: Any) -> np.ndarray:
     options = {"audio": {"rate": 16_000}, "video": {"frames": 4}}.get(kind, {}) | options
-    return decoder.decode(kind, data, "row 0", **options).result()
+    return decoder.decode(kind, data, "row 0", kind, **options).result()
 
 
 def sound(rate: int = 16_000, seconds: float = 1, channels: int = 1, kind: str = "WAV") -> bytes:

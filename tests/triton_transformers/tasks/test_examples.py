@@ -41,7 +41,7 @@ def config(task: str, **more: Any) -> dict[str, Any]:
     return {"name": "m", "backend": "pipeline", "max_batch_size": 16, "input": [], **parameters(**texts)}
 
 
-def decode(kind: str, data: bytes, where: str) -> Future[Any]:
+def decode(kind: str, data: bytes, where: str, name: str) -> Future[Any]:
     decoded: Future[Any] = Future()
     decoded.set_result(data)
     return decoded
