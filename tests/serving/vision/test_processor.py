@@ -175,10 +175,7 @@ def test_max_pixels_comes_from_config(folder):
 
 def test_wrong_inputs_are_refused():
     white = np.full((2, 4, 5, 3), 255.0, np.float32)
-    assert [image.where for image in input_images({"image": white})] == [
-        "input 'image': row 0",
-        "input 'image': row 1",
-    ]
+    assert [image.place for image in input_images({"image": white})] == [Place("image", 0), Place("image", 1)]
     with pytest.raises(BadRequest, match="not neither"):
         input_images({})
     with pytest.raises(BadRequest, match="not both"):
