@@ -341,7 +341,8 @@ def test_error_is_typed_for_those_who_ask(served):
     ):
         with pytest.raises(TritonError, match=r"context of 256") as error:
             ask()
-        typed = decode(str(error.value))
+        _, _, event = str(error.value).partition("data: ")  # of a stream
+        typed = decode(json.loads(event)["error"] if event else str(error.value))
         assert typed
         assert (typed.status, typed.code, list(typed.fields)) == (400, CONTEXT_LENGTH, ["prompt", "max_new_tokens"])
 
