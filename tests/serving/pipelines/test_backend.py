@@ -223,7 +223,11 @@ def test_texts_of_images_are_those_that_the_model_generates(small, tmp_path):
     inputs = [own["pixel_values"] for own in pixels[:2]]
     assert not torch.equal(*inputs), inputs
     first, second = (model(**own, decoder_input_ids=generated[0]).logits for own in pixels[:2])
-    assert not torch.equal(first, second), [name for name, weight in model.named_parameters() if not weight.any()]
+    # This failed in runs of all tests, never alone: the facts tell whether the weights or the attention differ then.
+    seen = [model.encoder(**own).last_hidden_state for own in pixels[:2]]
+    weights_sum = sum(float(weight.double().sum()) for weight in model.parameters())
+    attention = [part.config._attn_implementation for part in (model, model.encoder, model.decoder)]
+    assert not torch.equal(first, second), (torch.equal(*seen), weights_sum, attention, generated[0].tolist())
     options = {"generate_kwargs": {"max_new_tokens": 12, "num_beams": 2, "do_sample": False}}
     requests = [tensors(inputs=file, parameters=options) for file in files]
     assemble_all(Settings.load().replace(SYSTEMS="m", MODEL_REPOSITORY=str(repository), SOURCE=str(weights)))
