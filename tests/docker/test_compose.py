@@ -96,7 +96,9 @@ def save_text_model(folder, file=""):
         (folder / "story/1" / name).touch()
 
 
-@pytest.mark.parametrize(("file", "target"), [("", "cuda-vllm"), ("model.json", "cuda-vllm"), ("model.bin", "cuda")])
+@pytest.mark.parametrize(
+    ("file", "target"), [("", "cuda-vllm"), ("model.json", "cuda-vllm"), ("model.safetensors", "cuda")]
+)
 def test_generating_systems_choose_the_image_with_vllm(new_compose, tmp_path, file, target):
     """Choose it by default with PROFILE=cuda; after `make models`, choose by the files."""
     save_text_model(tmp_path, file)
