@@ -1,4 +1,4 @@
-"""What computes the models: a row for each engine that continues texts, and the names of the engines of encoders.
+"""Define the engines that compute models: a row for each engine of texts, and the names of those of encoders.
 
 A new engine of texts is one row here, and the file that its row names. The row is data for every program, so this
 module imports the standard library only. Triton's process imports the file when a model's folder asks for it.

@@ -44,7 +44,6 @@ from gateway.triton.context import Gateway, gateway_of
 from gateway.triton.rows import IMAGE, Answers, ImageUrl, check_count, check_rows, infer_rows, is_image, read_image
 from gateway.triton.served import System
 from triton_transformers.tasks.command import ONE_FILE
-from triton_transformers.tasks.table import task_of_tensors
 from triton_transformers.tasks.task import Hub
 from triton_transformers.tensors import Row
 
@@ -196,7 +195,7 @@ def asker(system: System) -> Ask | None:
         "question-answering": find_answer,
         "fill-mask": fill_mask,
     }
-    return asks.get(task_of_tensors(system.inputs, system.outputs))
+    return asks.get(system.task_name)
 
 
 def is_only_route(system: System) -> bool:

@@ -30,7 +30,7 @@ from gateway.triton.context import gateway_of
 from gateway.triton.rows import IMAGE
 from gateway.triton.served import System
 from triton_transformers.protocol import CANCEL, TOKENIZED
-from triton_transformers.tasks.table import TASKS, task_of_tensors
+from triton_transformers.tasks.table import TASKS
 from triton_transformers.tasks.task import Task
 from triton_transformers.tasks.vectors import QUERY
 from triton_transformers.tensors import DTYPES, Tensor
@@ -83,7 +83,7 @@ def row_of(system: System) -> Task | None:
     if system.is_pipeline:
         return pipelines.task_of(system)
     of_kind = (task for task in TASKS.values() if task.kind == system.kind)
-    return next(of_kind, TASKS.get(task_of_tensors(system.inputs, system.outputs)))
+    return next(of_kind, system.task)
 
 
 def chat_skills(system: System) -> list[str]:

@@ -20,7 +20,7 @@ from gateway.triton.inference import Inference, retrieve_error
 from triton_transformers.protocol import ADAPTERS, CANCEL, ENGINE, LOGITS, TOKENIZED
 from triton_transformers.tasks import kinds
 from triton_transformers.tasks.kinds import listed_names
-from triton_transformers.tasks.table import TASKS
+from triton_transformers.tasks.table import TASKS, task_of_tensors
 from triton_transformers.tasks.task import PIPELINE
 
 CACHED_S = 2.0
@@ -57,8 +57,8 @@ class System:
         self.kind = own[0] if own else "other"
         # The ability tokens: the model returns the token ids of texts.
         others = {"chat": "messages" in self.inputs, "tokens": bool(tokenizing_model)}
-        # The row of a pipeline's task.
-        self.task = TASKS.get(self.parameter("task")) if config.backend == PIPELINE else None
+        named = self.parameter("task") if self.is_pipeline else task_of_tensors(self.inputs, self.outputs)
+        self.task_name, self.task = named, TASKS.get(named)
         # A pipeline that recognizes speech has whisper, whisper_without_timestamps, ctc or "".
         self.speech_model = self.parameter("speech_model")
         others |= {"translation": self.is_whisper}

@@ -9,7 +9,7 @@ from triton_transformers.tasks.task import CANDIDATES, FEW_TOKENS, LABELS, ONNX,
 from triton_transformers.tasks.texts import SORTS
 
 FIELDS = {"image": "image"}
-# Of systems that another recipe serves. The input `image` of these has pixels.
+# The inputs of systems that another recipe serves. Their input `image` has pixels.
 INPUTS = {"image_bytes": ""}
 BOXES = Some({"score": NUMBER, "label": TEXT, "box": dict.fromkeys(("xmin", "ymin", "xmax", "ymax"), NUMBER)})
 POINT = {"x": NUMBER, "y": NUMBER}

@@ -1,4 +1,4 @@
-"""What OpenAI, vLLM and Jina ask of encoders."""
+"""Cases of the requests to encoders in the APIs of OpenAI, vLLM and Jina."""
 
 from tests.conformance.apis.run import Case
 from tests.support.triton_stand_in import ids_of

@@ -1,4 +1,4 @@
-"""What each engine must answer: a greedy loop over the model in transformers, with the processors of transformers."""
+"""Compute the answer that each engine must give, with a greedy loop over the model and processors of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every report promises: of a comparison, of a search for a configuration, and of an overload."""
+"""Test the promises of all reports: of a comparison, of a search for a configuration, and of an overload."""
 
 from __future__ import annotations
 
