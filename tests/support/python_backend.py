@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +44,19 @@ class InferenceResponse(served.InferenceResponse):
     def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
         super().__init__(output_tensors, error and (error.code, str(error)))
         self.outputs = {name: array.tolist() for name, array in self.tensors.items()}
+
+
+class Held(ResponseSender):
+    """Holds the engine after the first piece until `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds, self.go = threading.Event(), threading.Event()
+
+    def send(self, response: served.InferenceResponse, flags: int = 0) -> None:
+        super().send(response, flags)
+        self.holds.set()
+        self.go.wait(60)
 
 
 class Logger:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.conformance.engines.engines import ENGINES, Engine, world
 from tests.conformance.engines.reference import TOKENS, Reference
 from tests.serving.structure.test_worker import FORMS
 from tests.support.checkpoints import language
-from tests.support.python_backend import InferenceRequest, InferenceResponse, ResponseSender
+from tests.support.python_backend import Held, InferenceRequest, InferenceResponse, ResponseSender
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -298,19 +297,6 @@ def test_text_ends_with_an_error_where_its_grammar_allows_no_token(model):
 
 
 # --- clients that leave, and clients that wait ------------------------------------------------------------------------
-
-
-class Held(ResponseSender):
-    """Holds the engine after the first piece until `go` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.holds, self.go = threading.Event(), threading.Event()
-
-    def send(self, response, flags: int = 0) -> None:
-        super().send(response, flags)
-        self.holds.set()
-        self.go.wait(60)
 
 
 class Leaving(ResponseSender):

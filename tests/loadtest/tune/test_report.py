@@ -33,7 +33,7 @@ ONCE = arm("encoder: max_batch_size 8", 1.3, "not proven") | {"values": [394.0]}
 ORIGINAL_ONCE = {"original": BETTER["original"] | {"values": [303.0]}}
 
 
-# What was searched -> the numbers of its sentence, which are those of the verdict. What was measured once has none.
+# The outcome of a search -> the numbers in its sentence, which are the verdict's. A single measurement has none.
 SENTENCES = [
     (BETTER, "1.13 95 1.05 1.20 95 100 340 302"),
     (at_rate(BETTER), "200 95 58.8 66.2 1.13 95 1.05 1.20"),

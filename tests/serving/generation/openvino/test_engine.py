@@ -28,7 +28,7 @@ from serving.triton.types import ConfigError
 from tests.support import python_backend
 from tests.support import served as small
 from tests.support.checkpoints import language
-from tests.support.python_backend import InferenceRequest, ResponseSender
+from tests.support.python_backend import Held, InferenceRequest, ResponseSender
 from triton_transformers.settings import Settings, UserError
 
 PROMPTS = ["I am going", "Which battery", "비 그친 뒤", "Grüße 🥖 aus München: schönes Wetter,", "It"]
@@ -117,19 +117,6 @@ def test_greedy_text_equals_transformers_alone_and_together(served, tmp_path_fac
     assert len(set(expected)) == len(PROMPTS)
     assert [text(model, prompt) for prompt in PROMPTS] == expected
     assert together(model, PROMPTS * 6) == expected * 6
-
-
-class Held(ResponseSender):
-    """Holds the engine after the first piece until `go` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.holds, self.go = threading.Event(), threading.Event()
-
-    def send(self, response, flags: int = 0) -> None:
-        super().send(response, flags)
-        self.holds.set()
-        self.go.wait(60)
 
 
 def test_text_joins_while_another_runs(served):
