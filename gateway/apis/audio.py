@@ -16,8 +16,9 @@ from gateway.edge import forms
 from gateway.edge.bodies import FORM_BODY, json_response
 from gateway.edge.errors import ApiError, about_request
 from gateway.edge.routes import ApiRoute, api
+from gateway.text.row_fields import check_rows
 from gateway.triton.context import Gateway, gateway_of, read
-from gateway.triton.rows import check_rows, infer_rows, together
+from gateway.triton.rows import infer_rows, together
 from gateway.triton.served import System
 from triton_transformers.tensors import Row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Literal
 
 import msgspec
@@ -13,8 +14,8 @@ from gateway.edge.bodies import PositiveInt, json_response
 from gateway.edge.errors import ApiError, cohere_form
 from gateway.edge.routes import api
 from gateway.text import encoders
+from gateway.text.row_fields import Part, read_rows
 from gateway.triton.context import Gateway, read
-from gateway.triton.rows import Answers, Part, read_rows
 from gateway.triton.served import System
 from triton_transformers.tensors import Row
 
@@ -80,14 +81,14 @@ async def embedded(request: Request) -> tuple[EmbedBody, dict[str, Any]]:
     """Return the body and the answer in the form of v2."""
     gateway, body, system = await read(request, EmbedBody, "embedding")
     rows = body.rows(gateway, system)
-    prompt = encoders.prompt_for(system, body.input_type)
-    vectors, answers = await encoders.embed(gateway, system, rows, prompt, body.output_dimension)
+    prompt = encoders.Prompt(purpose=body.input_type)
+    vectors, tokens = await encoders.embed(gateway, system, rows, prompt, body.output_dimension)
     types = body.embedding_types or ["float"]
     return body, {
-        "id": encoders.new_id("embed"),
+        "id": f"embed-{uuid.uuid4().hex}",
         "texts": [row for row in rows if isinstance(row, str)],
         "embeddings": {name: await encoded(vectors, name) for name in types},
-        "meta": meta(answers),
+        "meta": meta(tokens),
         "response_type": "embeddings_by_type",
     }
 
@@ -111,12 +112,12 @@ async def rerank(request: Request) -> Response:
         | ({"document": {"text": texts[index]}} if body.return_documents else {})
         for index in scores.order[: body.top_n]
     ]
-    return json_response({"id": encoders.new_id("rerank"), "results": results, "meta": meta(scores.answers)})
+    return json_response({"id": f"rerank-{uuid.uuid4().hex}", "results": results, "meta": meta(scores.tokens)})
 
 
-def meta(answers: Answers) -> dict[str, Any]:
+def meta(tokens: int | None) -> dict[str, Any]:
     # Clients of v1 require the object.
-    units = {} if answers.tokens is None else {"input_tokens": answers.tokens}
+    units = {} if tokens is None else {"input_tokens": tokens}
     return {"api_version": {"version": "2"}, "billed_units": units}
 
 

@@ -22,10 +22,10 @@ from gateway.edge.routes import api
 from gateway.edge.streams import event
 from gateway.text.generation import FIELDS, Chunk, GenerationRequest, TokenCounts, TokenLogprob, find, respond
 from gateway.text.image_urls import Image
+from gateway.text.row_fields import ImageUrl, Input, TokenId, as_rows, check_count, check_ids
 from gateway.text.tool_calls import CallDelta, Delta
 from gateway.text.tool_fields import Tool, ToolCall, ToolChoice, ToolUse
 from gateway.triton.context import Gateway, gateway_of
-from gateway.triton.rows import ImageUrl, Input, TokenId, as_rows, check_count, check_ids
 from gateway.triton.served import System
 
 # The maximum numbers of tokens that a request may name in its options, and of alternatives to each new token.

@@ -40,8 +40,9 @@ from gateway.edge.routes import ApiRoute, api
 from gateway.edge.streams import event
 from gateway.text import encoders
 from gateway.text.generation import Chunk, GenerationRequest, TokenLogprob, find, respond
+from gateway.text.row_fields import ImageUrl, check_count, check_rows, is_image, read_image
 from gateway.triton.context import Gateway, gateway_of
-from gateway.triton.rows import IMAGE, Answers, ImageUrl, check_count, check_rows, infer_rows, is_image, read_image
+from gateway.triton.rows import IMAGE, Answers, infer_rows
 from gateway.triton.served import System
 from triton_transformers.tasks.command import ONE_FILE
 from triton_transformers.tasks.task import Hub

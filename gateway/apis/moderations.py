@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,13 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.apis.vllm import texts_only
+from gateway.apis.vllm import usage
 from gateway.edge.bodies import json_response
 from gateway.edge.errors import ApiError
 from gateway.edge.routes import ApiRoute
 from gateway.text import encoders
+from gateway.text.row_fields import Part, read_rows, texts_only
 from gateway.triton.context import Gateway, read
-from gateway.triton.rows import Part, read_rows
 from gateway.triton.served import System
 from triton_transformers.tensors import Row
 
@@ -43,10 +44,10 @@ async def moderate(request: Request) -> Response:
     if any(isinstance(element, Part) for element in body.input):
         parts = [[row for part in parts for row in part]]
     rows = [row for part in parts for row in part]
-    if len(rows) > gateway.limits.texts:
+    if len(rows) > (most := gateway.config.limits.texts):
         message = (
-            f"'input' makes {len(rows)} windows of the length that the model reads; at most {gateway.limits.texts} are "
-            "allowed (GATEWAY_TEXTS). Send fewer or shorter texts."
+            f"'input' makes {len(rows)} windows of the length that the model reads; at most {most} are allowed "
+            "(GATEWAY_TEXTS). Send fewer or shorter texts."
         )
         raise ApiError(400, message, "input", "too_many_inputs")
     answers = await encoders.classify(gateway, system, [(row, "") for row in rows], "input")
@@ -64,8 +65,8 @@ async def moderate(request: Request) -> Response:
                 "category_applied_input_types": inputs,
             }
         )
-    answer: dict[str, Any] = {"id": encoders.new_id("modr"), "model": system.name, "results": results}
-    return json_response(answer | {"usage": answers.usage()})
+    answer: dict[str, Any] = {"id": f"modr-{uuid.uuid4().hex}", "model": system.name, "results": results}
+    return json_response(answer | {"usage": usage(answers.tokens)})
 
 
 async def split_into_windows(gateway: Gateway, system: System, texts: Sequence[str]) -> list[list[Row]]:

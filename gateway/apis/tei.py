@@ -16,8 +16,8 @@ from gateway.edge.bodies import PositiveInt, json_response
 from gateway.edge.errors import ApiError, tei_form
 from gateway.edge.routes import ApiRoute, Endpoint, api
 from gateway.text import encoders
+from gateway.text.row_fields import Input, TokenId, as_rows, check_rows, read_rows
 from gateway.triton.context import Gateway, gateway_of, read, system_for
-from gateway.triton.rows import Input, TokenId, as_rows, check_rows, read_rows
 from gateway.triton.served import System
 from triton_transformers.protocol import LOGITS
 from triton_transformers.tensors import Row
@@ -111,23 +111,23 @@ async def read_inputs(
 
 async def embed(request: Request) -> Response:
     gateway, body, system, rows = await read_inputs(request, EmbedBody, "embedding")
-    vectors, _ = await encoders.embed(gateway, system, rows, body.prompt_name, body.dimensions)
-    return json_response(await encoders.as_lists(encoders.normalized(vectors) if body.normalize else vectors))
+    prompt = encoders.Prompt(body.prompt_name)
+    vectors, _ = await encoders.embed(gateway, system, rows, prompt, body.dimensions, body.normalize)
+    return json_response(await encoders.as_lists(vectors))
 
 
 async def embed_all(request: Request) -> Response:
     """Return a vector for each token."""
     gateway, body, system, rows = await read_inputs(request, PromptedBody, "multi")
-    vectors, _ = await encoders.token_vectors(gateway, system, rows, body.prompt_name)
+    vectors, _ = await encoders.token_vectors(gateway, system, rows, encoders.Prompt(body.prompt_name))
     return json_response(await encoders.as_lists(vectors))
 
 
 async def embed_sparse(request: Request) -> Response:
     gateway, body, system, rows = await read_inputs(request, PromptedBody, "sparse")
-    vectors, _ = await encoders.sparse(gateway, system, rows, body.prompt_name)
-    return json_response(
-        [[{"index": index, "value": value} for index, value in zip(*vector, strict=True)] for vector in vectors]
-    )
+    vectors, _ = await encoders.sparse(gateway, system, rows, encoders.Prompt(body.prompt_name))
+    pairs = (zip(vector.indices, vector.values, strict=True) for vector in vectors)
+    return json_response([[{"index": index, "value": value} for index, value in row] for row in pairs])
 
 
 async def predict(request: Request) -> Response:
@@ -169,9 +169,9 @@ async def similarity(request: Request) -> Response:
     gateway, body, system = await read(request, SimilarityBody, "embedding")
     check_rows(gateway, [body.inputs.source_sentence], "inputs.source_sentence", is_list=False)
     check_rows(gateway, body.inputs.sentences, "inputs.sentences")
-    prompt = body.parameters.prompt_name if body.parameters else None
-    vectors, _ = await encoders.embed(gateway, system, [body.inputs.source_sentence, *body.inputs.sentences], prompt)
-    first, *others = encoders.normalized(vectors)
+    texts = [body.inputs.source_sentence, *body.inputs.sentences]
+    prompt = encoders.Prompt(body.parameters.prompt_name if body.parameters else None)
+    (first, *others), _ = await encoders.embed(gateway, system, texts, prompt, normalize=True)
     return json_response([float(first @ other) for other in others])
 
 
@@ -270,10 +270,10 @@ async def info(request: Request) -> Response:
             "model_sha": None,
             "model_dtype": None,
             "model_type": {kind: {}},
-            "max_concurrent_requests": gateway.limits.in_flight,
+            "max_concurrent_requests": gateway.config.limits.in_flight,
             "max_input_length": longest,
             "max_batch_tokens": None,
-            "max_client_batch_size": gateway.limits.texts,
+            "max_client_batch_size": gateway.config.limits.texts,
             "auto_truncate": True,
             "version": "triton-transformers",
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -17,9 +18,9 @@ from gateway.edge.bodies import PositiveInt, json_response
 from gateway.edge.errors import ApiError, tei_form
 from gateway.edge.routes import ApiRoute, api
 from gateway.text import encoders
+from gateway.text.row_fields import Input, Part, TokenId, check_rows, read_rows, texts_only
 from gateway.text.tool_fields import ToolUse
 from gateway.triton.context import Gateway, gateway_of, read
-from gateway.triton.rows import Answers, Input, Part, TokenId, check_rows, read_rows
 from gateway.triton.served import System
 from triton_transformers.protocol import SPAN_VECTORS
 
@@ -104,35 +105,23 @@ ABILITIES = {"dense": "embedding", "sparse": "sparse", "multi": "multi"}
 
 async def embeddings(request: Request) -> Response:
     """Return the vectors of texts: one for each, a sparse one, or one for each token."""
-    gateway = gateway_of(request)
-    body = await bodies.read(request, EmbeddingsBody)
-    system = await gateway.served.find(body.model, *ABILITIES.values())
+    gateway, body, system = await read(request, EmbeddingsBody, *ABILITIES.values())
     check_type(system, body)
     rows = read_rows(gateway, system, *embedded_field(body), only_images=body.modality == "image")
-    in_base64 = body.encoding_format == "base64"
-    prompt = body.prompt_name
-    if prompt is None:
-        prompt = encoders.prompt_for(system, body.task or body.input_type)
-    data: list[msgspec.Raw]
-    if body.late_chunking:
-        check_chunks(system, body)
+    prompt = encoders.Prompt(body.prompt_name, body.task or body.input_type)
     dimensions = body.dimensions or body.output_dimension
-    if body.embedding_type == "dense":
-        if body.late_chunking:
-            vectors, answers = await encoders.embed_chunks(gateway, system, texts_only(rows, "input"), prompt)
-            if dimensions:
-                vectors = encoders.shortened(vectors, dimensions)
-        else:
-            vectors, answers = await encoders.embed(gateway, system, rows, prompt, dimensions)
-        data = await items(encoders.normalized(vectors) if body.normalized else vectors, "embedding", in_base64)
+    vectors: encoders.ManyVectors
+    if body.late_chunking:
+        texts = texts_only(rows, "input")
+        vectors, tokens = await encoders.embed_chunks(gateway, system, texts, prompt, dimensions, body.normalized)
+    elif body.embedding_type == "dense":
+        vectors, tokens = await encoders.embed(gateway, system, rows, prompt, dimensions, body.normalized)
     elif body.embedding_type == "multi":
-        lists, answers = await encoders.token_vectors(gateway, system, rows, prompt)
-        data = await items(lists, "embedding", in_base64)
+        vectors, tokens = await encoders.token_vectors(gateway, system, rows, prompt)
     else:
-        pairs, answers = await encoders.sparse(gateway, system, rows, prompt)
-        vectors_of = [{"indices": indices, "values": values} for indices, values in pairs]
-        data = [item("embedding", "embedding", number, vector) for number, vector in enumerate(vectors_of)]
-    return json_response({"object": "list", "data": data, "model": body.model, "usage": answers.usage()})
+        vectors, tokens = await encoders.sparse(gateway, system, rows, prompt)
+    data = await items(vectors, "embedding", body.encoding_format == "base64")
+    return json_response({"object": "list", "data": data, "model": body.model, "usage": usage(tokens)})
 
 
 def embedded_field(body: EmbeddingsBody) -> tuple[Any, str]:
@@ -161,28 +150,30 @@ def check_type(system: System, body: EmbeddingsBody) -> None:
             raise ApiError(400, message, name, "unsupported_parameter")
     if body.encoding_format == "base64" and body.embedding_type == "sparse":
         raise ApiError(400, "Sparse vectors are sent as numbers: leave it out.", "encoding_format", "unsupported_value")
-
-
-def check_chunks(system: System, body: EmbeddingsBody) -> None:
-    """Raise ApiError if the system makes no vectors of a text's chunks, or the request asks for others."""
-    if SPAN_VECTORS not in system.outputs:
+    if body.late_chunking and SPAN_VECTORS not in system.outputs:
         message = f"The model '{body.model}' has no late chunking: choose one that takes the mean of its tokens."
         raise ApiError(400, message, "late_chunking", "unsupported_parameter")
-    if body.embedding_type != "dense":
+    if body.late_chunking and body.embedding_type != "dense":
         raise ApiError(400, "Only dense vectors have late chunking.", "late_chunking", "unsupported_parameter")
-    encoders.check_dimensions(body.dimensions or body.output_dimension, system.width)
 
 
-def listed(prefix: str, model: str, data: Sequence[Any], answers: Answers) -> Response:
+def listed(prefix: str, model: str, data: Sequence[Any], tokens: int | None) -> Response:
     """Return a list as vLLM does, whose id begins with the prefix."""
-    head = {"id": encoders.new_id(prefix), "object": "list", "created": int(time.time()), "model": model}
-    return json_response(head | {"data": data, "usage": answers.usage(completion_tokens=0)})
+    head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
+    return json_response(head | {"data": data, "usage": usage(tokens, completion_tokens=0)})
+
+
+def usage(tokens: int | None, **others: int) -> dict[str, int] | None:
+    """Return the number of tokens in OpenAI's form, None if the model does not report it."""
+    return None if tokens is None else {"prompt_tokens": tokens, "total_tokens": tokens, **others}
 
 
 async def items(vectors: encoders.ManyVectors, field: str, in_base64: bool) -> list[msgspec.Raw]:
     """Return the elements of an answer's list. In each, the vector or the vectors are in `field`."""
 
     def encoded(vector: Any) -> Any:
+        if isinstance(vector, encoders.SparseVector):
+            return vector
         if not in_base64:
             return vector.tolist()
         # msgspec encodes bytes in base64.
@@ -190,14 +181,10 @@ async def items(vectors: encoders.ManyVectors, field: str, in_base64: bool) -> l
 
     kind = "embedding" if field == "embedding" else "pooling"
     return [
-        item(kind, field, number, encoded(vector))
+        msgspec.Raw(msgspec.json.encode({"object": kind, "index": number, field: encoded(vector)}))
         async for start, few in encoders.in_turns(vectors)
         for number, vector in enumerate(few, start)
     ]
-
-
-def item(kind: str, field: str, index: int, value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode({"object": kind, "index": index, field: value}))
 
 
 async def pooling(request: Request) -> Response:
@@ -205,24 +192,17 @@ async def pooling(request: Request) -> Response:
     gateway, body, system = await read(request, PoolingBody, "embedding", "multi", "classify")
     rows = read_rows(gateway, system, body.input, "input")
     vectors: encoders.ManyVectors
-    answers: Answers
     if body.dimensions is not None and "embedding" not in system.abilities:
         raise ApiError(400, f"The model '{body.model}' has no vectors to shorten.", "dimensions")
     if "embedding" in system.abilities:
-        vectors, answers = await encoders.embed(gateway, system, rows, None, body.dimensions)
+        vectors, tokens = await encoders.embed(gateway, system, rows, dimensions=body.dimensions)
     elif "multi" in system.abilities:
-        vectors, answers = await encoders.token_vectors(gateway, system, rows)
+        vectors, tokens = await encoders.token_vectors(gateway, system, rows)
     else:
         answers = await encoders.classify(gateway, system, [(row, "") for row in texts_only(rows, "input")], "input")
-        vectors = answers.array("scores").astype("<f4", copy=False)
+        vectors, tokens = answers.array("scores").astype("<f4", copy=False), answers.tokens
     data = await items(vectors, "data", body.encoding_format == "base64")
-    return listed("pool", body.model, data, answers)
-
-
-def texts_only(rows: Sequence[Any], param: str) -> list[str]:
-    if not all(isinstance(row, str) for row in rows):
-        raise ApiError(400, "This model takes texts, not token ids.", param, "unsupported_value")
-    return list(rows)
+    return listed("pool", body.model, data, tokens)
 
 
 async def rerank(request: Request) -> Response:
@@ -243,7 +223,7 @@ async def rerank(request: Request) -> Response:
         | ({"document": texts[index] if is_own else {"text": texts[index]}} if body.return_documents else {})
         for index in scores.order[: body.top_n or body.top_k]
     ]
-    answer = {"id": encoders.new_id("rerank"), "model": body.model, "usage": scores.answers.usage()}
+    answer = {"id": f"rerank-{uuid.uuid4().hex}", "model": body.model, "usage": usage(scores.tokens)}
     return json_response(answer | {"results": results, "data": results})  # Voyage's clients read `data`
 
 
@@ -252,12 +232,11 @@ async def score(request: Request) -> Response:
     gateway, body, system = await read(request, ScoreBody, "rerank", "embedding")
     firsts, seconds = paired(gateway, body)
     if "rerank" in system.abilities:
-        scores = await encoders.score(gateway, system, firsts, seconds)
-        values, answers = scores.values, scores.answers
+        values, _, tokens = await encoders.score(gateway, system, firsts, seconds)
     else:
-        values, answers = await cosines(gateway, system, firsts, seconds)
+        values, tokens = await cosines(gateway, system, firsts, seconds)
     data = [{"object": "score", "index": index, "score": value} for index, value in enumerate(values)]
-    return listed("score", body.model, data, answers)
+    return listed("score", body.model, data, tokens)
 
 
 def paired(gateway: Gateway, body: ScoreBody) -> tuple[list[str], list[str]]:
@@ -274,11 +253,11 @@ def paired(gateway: Gateway, body: ScoreBody) -> tuple[list[str], list[str]]:
 
 async def cosines(
     gateway: Gateway, system: System, firsts: Sequence[str], seconds: Sequence[str]
-) -> tuple[list[float], Answers]:
+) -> tuple[list[float], int | None]:
     texts = list(dict.fromkeys([*firsts, *seconds]))
-    vectors, answers = await encoders.embed(gateway, system, texts)
-    by_text = dict(zip(texts, encoders.normalized(vectors), strict=True))
-    return [float(by_text[first] @ by_text[second]) for first, second in zip(firsts, seconds, strict=True)], answers
+    vectors, tokens = await encoders.embed(gateway, system, texts, normalize=True)
+    by_text = dict(zip(texts, vectors, strict=True))
+    return [float(by_text[first] @ by_text[second]) for first, second in zip(firsts, seconds, strict=True)], tokens
 
 
 async def classify(request: Request) -> Response:
@@ -293,7 +272,7 @@ async def classify(request: Request) -> Response:
         {"index": index, "label": label, "probs": row, "num_classes": len(row)}
         for index, (label, row) in enumerate(rated)
     ]
-    return listed("classify", body.model, data, answers)
+    return listed("classify", body.model, data, answers.tokens)
 
 
 async def tokenize(request: Request) -> Response:

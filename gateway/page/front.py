@@ -100,7 +100,7 @@ async def index(request: Request) -> Response:
         complaints=complaints,
         totals=totals(figures) if figures else [],
         systems=[card(gateway, loaded, figures, url) for loaded in systems],
-        body_limit=gateway.limits.body,
+        body_limit=gateway.config.limits.body,
         url=url,
     )
     return Response(html, headers=HEADERS, media_type="text/html")

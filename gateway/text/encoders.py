@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
@@ -13,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.edge.errors import ApiError, not_ready
+from gateway.text.row_fields import check_rows
 from gateway.triton.context import Gateway
-from gateway.triton.rows import IMAGE, Answers, Columns, check_rows, counted, infer_rows, together
+from gateway.triton.rows import IMAGE, Answers, Columns, counted, infer_rows, together
 from gateway.triton.served import System
 from triton_transformers.protocol import LOGITS, SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
 from triton_transformers.tensors import Row, Tensor
 
 Vectors = npt.NDArray[Any]  # [rows, dimensions]
-ManyVectors = Vectors | Sequence[Vectors]
 # The gateway serves other requests each time it has encoded this many rows: 2,048 rows of 384 numbers take 0.3 s.
 ROWS_AT_ONCE = 64
 # The input with the characters of each chunk of a text.
@@ -28,12 +27,32 @@ SPANS = "spans"
 SCORE = "score"
 
 
+class Prompt(NamedTuple):
+    """The model's prompt for its texts: its name, or what the vectors are for, in the words of an API."""
+
+    name: str | None = None
+    purpose: str | None = None
+
+
+NO_PROMPT = Prompt()
+
+
 class Scores(NamedTuple):
-    """The score of each text, the numbers of the texts from the best to the worst, and Triton's answers."""
+    """The score of each text, the numbers of the texts from the best to the worst, and how many tokens they have."""
 
     values: list[float]
     order: list[int]
-    answers: Answers
+    tokens: int | None
+
+
+class SparseVector(msgspec.Struct):
+    """The ids of tokens and their weights."""
+
+    indices: list[int]
+    values: list[float]
+
+
+ManyVectors = Vectors | Sequence[Vectors] | Sequence[SparseVector]
 
 
 class TokenizedRow(msgspec.Struct):
@@ -51,86 +70,89 @@ class TokenizedRow(msgspec.Struct):
 TOKENIZED_ROW = msgspec.json.Decoder(TokenizedRow)
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
-
-
 # --- vectors ----------------------------------------------------------------------------------------------------------
 
 
+# Each function returns the vectors of the rows, and the number of their tokens, None if the model does not report it.
+
+
 async def embed(
-    gateway: Gateway, system: System, rows: Sequence[Row], prompt_name: str | None = None, dimensions: int | None = None
-) -> tuple[Vectors, Answers]:
+    gateway: Gateway,
+    system: System,
+    rows: Sequence[Row],
+    prompt: Prompt = NO_PROMPT,
+    dimensions: int | None = None,
+    normalize: bool = False,
+) -> tuple[Vectors, int | None]:
     """Return one vector for each row: its first dimensions, if their number is given."""
     check_dimensions(dimensions, system.width)
-    answers, numbers = await infer_halves(gateway, system, rows, prompt_name)
+    answers, numbers = await infer_halves(gateway, system, rows, prompt)
     vectors = answers.array(system.embedding).astype("<f4", copy=False)
     if numbers:
         vectors = vectors[np.argsort(numbers)]
-    if dimensions is not None:
-        check_dimensions(dimensions, vectors.shape[1])
-        vectors = shortened(vectors, dimensions)
-    return vectors, answers
+    return shaped(vectors, dimensions, normalize), answers.tokens
 
 
 async def infer_halves(
-    gateway: Gateway, system: System, rows: Sequence[Row], prompt_name: str | None
+    gateway: Gateway, system: System, rows: Sequence[Row], prompt: Prompt
 ) -> tuple[Answers, list[int]]:
     """Return the vectors of texts and then those of images, and the number of each row; none if all are texts."""
     images = [number for number, row in enumerate(rows) if isinstance(row, bytes)]
     texts = [number for number, row in enumerate(rows) if not isinstance(row, bytes)]
     if not images:
-        return await infer_rows(gateway, system, prompted(system, rows, prompt_name), [system.embedding]), []
+        return await infer_rows(gateway, system, prompted(system, rows, prompt), [system.embedding]), []
     halves: list[Columns] = [{IMAGE: [rows[i] for i in images]}]
     if texts:
-        halves.insert(0, prompted(system, [rows[i] for i in texts], prompt_name))
+        halves.insert(0, prompted(system, [rows[i] for i in texts], prompt))
     answers = await together(infer_rows(gateway, system, columns, [system.embedding]) for columns in halves)
     return Answers([part for half in answers for part in half.parts]), [*texts, *images]
 
 
 async def sparse(
-    gateway: Gateway, system: System, rows: Sequence[Row], prompt_name: str | None = None
-) -> tuple[list[tuple[list[int], list[float]]], Answers]:
-    """Return the sparse vector of each row: token ids and their weights."""
-    answers = await infer_rows(gateway, system, prompted(system, rows, prompt_name), ["token_id", "weight"])
+    gateway: Gateway, system: System, rows: Sequence[Row], prompt: Prompt = NO_PROMPT
+) -> tuple[list[SparseVector], int | None]:
+    answers = await infer_rows(gateway, system, prompted(system, rows, prompt), ["token_id", "weight"])
     pairs = zip(answers.arrays("token_id"), answers.arrays("weight"), strict=True)
-    return [(ids[ids >= 0].tolist(), weights[ids >= 0].tolist()) for ids, weights in pairs], answers
+    vectors = [SparseVector(ids[ids >= 0].tolist(), weights[ids >= 0].tolist()) for ids, weights in pairs]
+    return vectors, answers.tokens
 
 
 async def token_vectors(
-    gateway: Gateway, system: System, rows: Sequence[Row], prompt_name: str | None = None
-) -> tuple[list[Vectors], Answers]:
+    gateway: Gateway, system: System, rows: Sequence[Row], prompt: Prompt = NO_PROMPT
+) -> tuple[list[Vectors], int | None]:
     """Return the vectors of each row's tokens, without those of the padding."""
     outputs = [system.token_vectors, *({VECTOR_COUNT} & system.outputs)]
-    answers = await infer_rows(gateway, system, prompted(system, rows, prompt_name), outputs)
+    answers = await infer_rows(gateway, system, prompted(system, rows, prompt), outputs)
     arrays = answers.arrays(system.token_vectors)
     counts = answers.token_counts or [len(array) for array in arrays]
     if VECTOR_COUNT in outputs:
         counts = answers.array(VECTOR_COUNT).ravel().tolist()
-    return [array[:count].astype("<f4") for array, count in zip(arrays, counts, strict=True)], answers
+    return [array[:count].astype("<f4") for array, count in zip(arrays, counts, strict=True)], answers.tokens
 
 
 async def embed_chunks(
-    gateway: Gateway, system: System, chunks: Sequence[str], prompt_name: str | None = None
-) -> tuple[Vectors, Answers]:
+    gateway: Gateway, system: System, chunks: Sequence[str], prompt: Prompt, dimensions: int | None, normalize: bool
+) -> tuple[Vectors, int | None]:
     """Return a vector for each chunk of a text, from one run over the whole text."""
+    check_dimensions(dimensions, system.width)
     ends = np.cumsum([len(chunk) for chunk in chunks])
     spans = np.stack([[0, *ends[:-1]], ends], axis=1)
-    columns = prompted(system, ["".join(chunks)], prompt_name)
+    columns = prompted(system, ["".join(chunks)], prompt)
     tensors = [Tensor.from_texts(name, rows, [1, 1]) for name, rows in columns.items()]
     tensors.append(Tensor.from_values(SPANS, "INT64", spans[None]))
     outputs = [SPAN_VECTORS, *({TOKEN_COUNT} & system.outputs)]
     answers = counted(gateway, [await gateway.infer(system, tensors, outputs)])
-    return answers.array(SPAN_VECTORS)[0].astype("<f4", copy=False), answers
+    return shaped(answers.array(SPAN_VECTORS)[0].astype("<f4", copy=False), dimensions, normalize), answers.tokens
 
 
-def prompted(system: System, rows: Sequence[Row], prompt_name: str | None) -> Columns:
+def prompted(system: System, rows: Sequence[Row], prompt: Prompt) -> Columns:
     """Return the inputs of the rows, with the name of the model's prompt for them."""
-    if prompt_name is None:
+    name = prompt.name if prompt.name is not None else prompt_for(system, prompt.purpose)
+    if name is None:
         return {"input_text": rows}
     if "prompt_name" not in system.inputs:
         raise ApiError(400, f"The model '{system.name}' has no prompts.", "prompt_name", "unsupported_parameter")
-    return {"input_text": rows, "prompt_name": [prompt_name] * len(rows)}
+    return {"input_text": rows, "prompt_name": [name] * len(rows)}
 
 
 def prompt_for(system: System, purpose: str | None) -> str | None:
@@ -152,9 +174,12 @@ def check_dimensions(dimensions: int | None, width: int) -> None:
         raise ApiError(400, message, "dimensions", "invalid_value")
 
 
-def shortened(vectors: Vectors, dimensions: int) -> Vectors:
-    """Return the beginning of each vector, with length 1 again."""
-    return normalized(vectors[:, :dimensions])
+def shaped(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
+    """Return the vectors, or the beginning of each with length 1 again."""
+    if dimensions is not None:
+        check_dimensions(dimensions, vectors.shape[1])
+        vectors = vectors[:, :dimensions]
+    return normalized(vectors) if normalize or dimensions is not None else vectors
 
 
 def normalized(vectors: Vectors) -> Vectors:
@@ -162,7 +187,7 @@ def normalized(vectors: Vectors) -> Vectors:
     return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
 
 
-async def in_turns(rows: ManyVectors) -> AsyncIterator[tuple[int, ManyVectors]]:
+async def in_turns(rows: ManyVectors) -> AsyncIterator[tuple[int, Any]]:
     """Yield the rows a few at a time, each with the number of the first; other requests are served between."""
     for start in range(0, len(rows), ROWS_AT_ONCE):
         if start:
@@ -215,7 +240,7 @@ async def score(
         infer_logits(gateway, system, columns) if is_raw else infer_rows(gateway, system, columns, [SCORE])
     )
     values = answers.array(LOGITS if is_raw else SCORE)[:, 0].tolist()
-    return Scores(values, sorted(range(len(texts)), key=lambda index: -values[index]), answers)
+    return Scores(values, sorted(range(len(texts)), key=lambda index: -values[index]), answers.tokens)
 
 
 async def classify(

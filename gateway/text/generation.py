@@ -156,8 +156,8 @@ class Form(Protocol):
 async def respond(http_request: Request, request: GenerationRequest, form: Form, as_events: bool) -> Response:
     """Generate, and return the answer in this form: whole, or a stream of events."""
     gateway = gateway_of(http_request)
-    if (count := len(request.rows) * request.n) > gateway.limits.texts:
-        message = f"'n' asks for {count} texts; at most {gateway.limits.texts} are possible (GATEWAY_TEXTS)."
+    if (count := len(request.rows) * request.n) > gateway.config.limits.texts:
+        message = f"'n' asks for {count} texts; at most {gateway.config.limits.texts} are possible (GATEWAY_TEXTS)."
         raise ApiError(400, message, "n", "too_many_inputs")
     chunks = generate(gateway, request)
     if not as_events:
@@ -165,7 +165,7 @@ async def respond(http_request: Request, request: GenerationRequest, form: Form,
         return json_response(form.whole(sorted(choices, key=lambda chunk: chunk.choice)))
     events = form.events(chunks)
     first = await anext(events, b"")  # an error before it gets its own status
-    response = EventStream(first, events, gateway.limits.timeout, form.end, form.failure)
+    response = EventStream(first, events, gateway.config.limits.timeout, form.end, form.failure)
     state = http_request.scope["request_state"]
     gateway.counters.first_token(state.route, state.seconds)
     return response

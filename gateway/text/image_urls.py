@@ -16,7 +16,8 @@ import h11
 
 from gateway.edge.config import Config
 from gateway.edge.errors import ApiError
-from gateway.triton.rows import FORMATS, NAMES, read_image, together
+from gateway.text.row_fields import FORMATS, NAMES, read_image
+from gateway.triton.rows import together
 from gateway.triton.served import System
 from triton_transformers.tensors import Tensor
 

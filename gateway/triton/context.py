@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from gateway.edge import bodies
 from gateway.edge.bodies import Body
-from gateway.edge.config import Config, Limits
+from gateway.edge.config import Config
 from gateway.edge.counters import Counters
 from gateway.edge.errors import from_triton
 from gateway.edge.monitoring import Monitoring
@@ -41,10 +41,6 @@ class Gateway:
     turns: defaultdict[str, asyncio.Semaphore] = field(  # by model
         default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(PARTS_AT_ONCE))
     )
-
-    @property
-    def limits(self) -> Limits:
-        return self.config.limits
 
     async def infer(self, system: System, tensors: Iterable[Tensor], outputs: Iterable[str]) -> Outputs:
         """Return these outputs of the system. Raise ApiError for an error of Triton."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.edge.config import Limits
-from gateway.text.encoders import shortened
+from gateway.text.encoders import shaped
 from gateway.triton.context import PARTS_AT_ONCE
 from tests.support.gateway import Reply, RunningGateway, gateway_before
 from tests.support.triton_stand_in import (
@@ -219,7 +219,7 @@ def test_dimensions_truncate_and_renormalise(gateway: RunningGateway) -> None:
     expected = np.array(vector("abc")[:2])
     assert short == pytest.approx(list(expected / np.linalg.norm(expected)))
     assert vectors(ask(gateway, input="abc", dimensions=4)) == [pytest.approx(vector("abc"))]
-    assert shortened(np.array([[0, 0, 1]], "f"), 2).tolist() == [[0, 0]]
+    assert shaped(np.array([[0, 0, 1]], "f"), 2, normalize=False).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize(

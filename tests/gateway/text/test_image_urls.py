@@ -16,7 +16,7 @@ from gateway.edge.config import Config, Limits
 from gateway.edge.errors import ApiError
 from gateway.text import image_urls
 from gateway.text.image_urls import is_public, load_images
-from tests.gateway.text.test_image_urls_parts import PNG, url
+from tests.gateway.text.test_row_fields import PNG, url
 from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator, refusal, rows_of
 from triton_transformers.errors import INVALID_VALUE

@@ -13,7 +13,7 @@ from PIL import Image
 
 from gateway.edge.config import Limits
 from gateway.edge.errors import ApiError
-from gateway.triton.rows import Part, is_image, read_image
+from gateway.text.row_fields import Part, is_image, read_image
 from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.triton_stand_in import embedding, text_image, vector
 
