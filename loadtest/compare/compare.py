@@ -186,6 +186,8 @@ class Comparison:
         windows = [window for by_mode in statistics.complete_rounds(self.windows) for window in by_mode.values()]
         model = statistics.heaviest(windows)
         shown = report.shown(self.settings)
+        # Formats batch as they are configured, or not at all.
+        unproven = None if self.settings.formats else statistics.batching_error(windows, model, self.examples.noun)
         results = self.identity() | {
             "settings": {
                 "workload": self.workload.name,
@@ -226,11 +228,10 @@ class Comparison:
             "verdict": statistics.verdict(windows, model, self.settings.formats),
             "stopped": self.stopped,
             "slowest": self.slowest_requests(),
-            # Formats batch as they are configured, or not at all.
-            "unproven": "" if self.settings.formats else statistics.batching_error(windows, model, self.examples.noun),
+            "unproven": str(unproven or ""),
         }
         reasons = statistics.complaints(results)
-        return results | {"passed": not reasons, "complaints": reasons + statistics.doubts(results)}
+        return results | {"passed": not reasons, "complaints": [*map(str, reasons + statistics.doubts(results))]}
 
     def slowest_requests(self) -> Results | None:
         """Return the slowest requests of the windows with dynamic batching; None without these, or without traces."""

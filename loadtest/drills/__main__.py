@@ -18,7 +18,8 @@ from loadtest.drills import attacks, commands, crashes, shortages
 from loadtest.drills.drill_stack import DrillStack, repository_of
 from loadtest.drills.harness import DRILLS, Drill, Result, result
 from loadtest.drills.soak.soaking import soak
-from loadtest.server.machine import busy, host, is_busy
+from loadtest.measure.complaints import busy_machine
+from loadtest.server.machine import host
 from triton_transformers.cli import one_interrupt, out, print_table, run
 from triton_transformers.files import write_atomically, write_json
 from triton_transformers.settings import Settings, UserError
@@ -71,9 +72,8 @@ def report(result: Result) -> None:
         errors = sorted(result.errors.items(), key=lambda item: -item[1])[:6]
         for line in filter(None, [result.problem, *(f"{count} x {text}" for text, count in errors)]):
             out.print(f"        [red]{escape(line)}[/]")
-        cores = psutil.cpu_count() or 1
-        if result.other_cores is not None and is_busy(result.other_cores, cores):
-            out.print(f"        [yellow]before the fault, {busy(f'{result.other_cores:.1f}', cores)}[/]")
+        if busy := busy_machine(result.other_cores, psutil.cpu_count() or 1, "before the fault, ", ""):
+            out.print(f"        [yellow]{busy}[/]")
 
 
 def main() -> int:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from loadtest.load.arrivals import GIVEN_UP, Sample
+from loadtest.measure.complaints import Code, Complaint, busy_machine
 from loadtest.measure.windows import Counters, Window
 from loadtest.server.generating import Generated
-from loadtest.server.machine import busy, is_busy
+from loadtest.server.machine import is_busy
 from triton_transformers.files import complete_file
 from triton_transformers.settings import MODES
 
@@ -300,61 +301,54 @@ def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
     return [by_mode for by_mode in rounds.values() if len(by_mode) == len(modes)]
 
 
-def batching_error(windows: list[Window], model: str, noun: str = "texts") -> str:
+def batching_error(windows: list[Window], model: str, noun: str = "texts") -> Complaint | None:
     """Return how the counters contradict the modes, or nothing: only dynamic batching runs batches."""
     for window in windows:
+        batches = window.mode == "dynamic"
         if window.generated:
             steps = window.generated.tokens_per_step
-            if window.mode != "dynamic" and steps > BATCHED_FROM:
-                return f"one at a time, '{model}' still generated {steps:.2f} tokens per step: max_batch did nothing"
-            if window.mode == "dynamic" and steps < BATCHED_FROM:
-                return f"together, '{model}' generated only {steps:.2f} tokens per step"
+            if not batches and steps > BATCHED_FROM:
+                return Complaint(Code.RAN_TOGETHER, model=model, steps=steps)
+            if batches and steps < BATCHED_FROM:
+                return Complaint(Code.RAN_ONE_AT_A_TIME, model=model, steps=steps)
             continue
         for name, counters in window.counters.items():
-            if window.mode != "dynamic" and abs(counters.rows - counters.executions) > COUNTER_SKEW:
+            if not batches and abs(counters.rows - counters.executions) > COUNTER_SKEW:
                 mean = ModelBatches.from_counters([counters]).mean_batch
-                return (
-                    f"with dynamic batching off, '{name}' still ran {mean:.2f} {noun} per execution: "
-                    "something else was using the server"
-                )
+                return Complaint(Code.FOREIGN_BATCHES, model=name, mean=mean, noun=noun)
         mean = ModelBatches.from_counters([window.counters[model]]).mean_batch
-        if window.mode == "dynamic" and mean < BATCHED_FROM:
-            return f"with dynamic batching on, '{model}' ran only {mean:.2f} {noun} per execution"
-    return ""
+        if batches and mean < BATCHED_FROM:
+            return Complaint(Code.NO_BATCHES, model=model, mean=mean, noun=noun)
+    return None
 
 
-def complaints(results: Results) -> list[str]:
+def complaints(results: Results) -> list[Complaint]:
     """Return why the comparison does not count; without such a reason its exit code is 0."""
-    reasons = []
+    verdict, rate = results["verdict"], results["settings"]["rate"]
+    reasons: list[Complaint | None] = []
     if results["stopped"]:
-        reasons.append(f"stopped early: {results['stopped']}; what was measured until then is kept")
+        reasons.append(Complaint(Code.STOPPED, reason=results["stopped"]))
     if results["unproven"]:
-        reasons.append(results["unproven"] + likely_cause(results))
-    reasons.append(foreign_requests(results))
-    reasons.append(few_responses(results))
-    if len(results["verdict"]["overloaded"]) > 1:  # then all latencies grow with the window
-        rate = results["settings"]["rate"]
-        reasons.append(f"the server never keeps up with {rate:g} requests per second: set a lower RATE")
+        reasons.append(Complaint(Code.BATCHES, problem=results["unproven"], cause=likely_cause(results)))
+    reasons += [foreign_requests(results), few_responses(results)]
+    if len(verdict["overloaded"]) > 1:  # then all latencies grow with the window
+        reasons.append(Complaint(Code.NEVER_KEEPS_UP, rate=rate))
     if failed := sum(window["failures"] for window in results["windows"]):
-        reasons.append(f"{failed} request(s) failed; requests.csv has their errors")
-    if results["verdict"]["client_bound"]:
-        reasons.append(
-            "Locust used a whole core, so a part of the latency is its own: set more WORKERS, or a lower RATE"
-            if results["settings"]["rate"]
-            else "Locust used a whole core, so the server was not the limit: set more WORKERS, fewer USERS, or a "
-            "heavier SYSTEM"
-        )
+        reasons.append(Complaint(Code.FAILED_REQUESTS, failed=failed))
+    if verdict["client_bound"]:
+        effect = "a part of the latency is its own" if rate else "the server was not the limit"
+        remedy = "more WORKERS, or a lower RATE" if rate else "more WORKERS, fewer USERS, or a heavier SYSTEM"
+        reasons.append(Complaint(Code.LOCUST_BOUND, effect=effect, remedy=remedy))
     reasons.append(missed_ratio(results))
     return [reason for reason in reasons if reason]
 
 
-def doubts(results: Results) -> list[str]:
+def doubts(results: Results) -> list[Complaint]:
     """Return what makes the numbers doubtful, although the comparison counts: its interval contains the noise."""
-    machine = results["host"]["cores"]
-    taken = [window["other_cores"] for window in results["windows"] if is_busy(window["other_cores"], machine)]
-    if not taken:
-        return []
-    return [f"in {len(taken)} of {len(results['windows'])} windows {busy(f'up to {max(taken):.1f}', machine)}"]
+    machine, windows = results["host"]["cores"], results["windows"]
+    taken = [window["other_cores"] for window in windows if is_busy(window["other_cores"], machine)]
+    doubt = busy_machine(max(taken, default=None), machine, f"in {len(taken)} of {len(windows)} windows ")
+    return [doubt] if doubt else []
 
 
 def likely_cause(results: Results) -> str:
@@ -373,7 +367,7 @@ def likely_cause(results: Results) -> str:
     )
 
 
-def foreign_requests(results: Results) -> str:
+def foreign_requests(results: Results) -> Complaint | None:
     """Return the complaint if Triton answered more requests than Locust sent, or nothing.
 
     Requests that cross a window's edges do not count as more.
@@ -386,42 +380,37 @@ def foreign_requests(results: Results) -> str:
         expected = sum(w["requests"] * w["counted_s"] / (w["end"] - w["start"]) for w in windows)
     crossing = sum(window.get("unanswered_at_start", 2 * results["settings"]["users"]) for window in windows)
     if answered <= 1.25 * expected + crossing:
-        return ""
-    return f"Triton answered {answered} requests in the windows, but Locust sent {sent}: something else used the server"
+        return None
+    return Complaint(Code.FOREIGN_REQUESTS, answered=answered, sent=sent)
 
 
-def few_responses(results: Results) -> str:
+def few_responses(results: Results) -> Complaint | None:
     """Return the complaint if a window is too short for the latency of a generating system or an open loop."""
     rate = results["settings"]["rate"]
     enough = ENOUGH_ARRIVALS if rate else ENOUGH_RESPONSES if results["generates"] else 0
     window = min(results["windows"], key=lambda window: window["requests"])
     if window["requests"] >= enough:
-        return ""
-    return (
-        f"a window of {window['mode']} had only {window['requests']} response(s) in "
-        f"{window['end'] - window['start']:.0f} s, too few to show the latency: set a longer WINDOW, or "
-        f"{'a higher RATE' if rate else 'fewer TOKENS'}"
+        return None
+    seconds, remedy = window["end"] - window["start"], "a higher RATE" if rate else "fewer TOKENS"
+    return Complaint(
+        Code.FEW_RESPONSES, mode=window["mode"], requests=window["requests"], seconds=seconds, remedy=remedy
     )
 
 
-def missed_ratio(results: Results) -> str:
+def missed_ratio(results: Results) -> Complaint | None:
     """Return why the ratio does not prove MIN_RATIO: the whole interval has to reach it."""
-    minimum, ratio = results["settings"]["min_ratio"], results["verdict"][results["verdict"]["headline"]]
-    name = "latency ratio" if results["settings"]["rate"] else "throughput ratio"
+    minimum, verdict = results["settings"]["min_ratio"], results["verdict"]
     if not minimum:
-        return ""
+        return None
+    ratio, name = verdict[verdict["headline"]], verdict["headline"].replace("_", " ")
     if ratio < minimum:
-        return f"the {name} {ratio:.2f} is below MIN_RATIO={minimum:g}"
-    if not (interval := results["verdict"]["ci95"]):
-        return f"one round has no interval that could prove MIN_RATIO={minimum:g}"
-    if interval[0] >= minimum:
-        return ""
-    if outcome(interval) == NOT_PROVEN:  # then the verdict's sentence shows the interval, and what to do
-        return f"the interval begins below MIN_RATIO={minimum:g}"
-    return (
-        f"the {name}'s 95 % interval, {interval[0]:.2f} to {interval[1]:.2f}, begins below "
-        f"MIN_RATIO={minimum:g}. {NARROW}"
-    )
+        return Complaint(Code.RATIO_TOO_LOW, name=name, ratio=ratio, minimum=minimum)
+    if not verdict["ci95"]:
+        return Complaint(Code.NO_INTERVAL, minimum=minimum)
+    low, high = verdict["ci95"]
+    if low >= minimum:
+        return None
+    return Complaint(Code.INTERVAL_TOO_LOW, name=name, low=low, high=high, minimum=minimum)
 
 
 def geometric_mean(values: list[float]) -> float:

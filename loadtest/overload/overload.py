@@ -30,9 +30,10 @@ from loadtest.load.examples import ROUTES, gateway_request
 from loadtest.load.locust_users import TLS
 from loadtest.load.users import Users
 from loadtest.load.workload import POOL_SPAWN_RATE
+from loadtest.measure.complaints import Code, Complaint, busy_machine
 from loadtest.measure.statistics import CLIENT_LIMIT, Results
 from loadtest.reports import report
-from loadtest.server.machine import OtherPrograms, busy, is_busy
+from loadtest.server.machine import OtherPrograms
 from loadtest.server.switching import Capacity
 from monitoring.drawing.charts import PALETTES, Chart, Palette, images, write_charts
 from triton_transformers.cli import err, out
@@ -203,7 +204,7 @@ class Overload:
             "client_cores": max(cores, capacity_cores),
             "other_cores": max((known for known in (others, capacity_others) if known is not None), default=None),
         }
-        return results | {"advice": advice(results), "complaints": complaints(results)}
+        return results | {"advice": advice(results), "complaints": [*map(str, complaints(results))]}
 
     def capacity(self, users: Users) -> tuple[float, float, float | None]:
         """Return the answers per second to the users of a closed loop, and the cores that were used meanwhile.
@@ -293,39 +294,26 @@ def advice(results: Results) -> str:
     )
 
 
-def complaints(results: Results) -> list[str]:
+def complaints(results: Results) -> list[Complaint]:
     """Return what makes the numbers doubtful."""
-    doubts = []
-    machine, cores, others = results["host"]["cores"], results["client_cores"], results["other_cores"]
-    machine_is_busy = is_busy(others, machine)
-    if machine_is_busy:
-        doubts.append(busy(f"up to {others:.1f}", machine))
+    cores, busy = results["client_cores"], busy_machine(results["other_cores"], results["host"]["cores"])
+    doubts = [busy] if busy else []
     if cores >= CLIENT_LIMIT:
-        doubts.append(
-            f"the load generator used {cores:.2f} of the 1 core that a process can use, so it may have been late: set "
-            "WORKERS, or a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
-        )
+        doubts.append(Complaint(Code.GENERATOR_BOUND, cores=cores))
     if (late := results["late_p95_ms"]) is not None and late > LATE_MS:
-        if machine_is_busy:
+        if busy:
             remedy = "other programs used the CPU that it waited for"
         elif cores >= OWN_CPU_FROM:
             remedy = "give it a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
         else:
             remedy = f"it used only {cores:.2f} cores, and waited for those that the server used: keep one free of "
             remedy += "Triton (TRITON_CPUS), or set a lower OVERLOAD"
-        doubts.append(
-            f"the load generator sent one of twenty requests more than {late:.0f} ms after its arrival, and the "
-            f"latencies count that: {remedy}"
-        )
-    if results["arrived_rps"] < ARRIVED_FROM * results["scheduled_rps"]:
-        doubts.append(
-            f"only {results['arrived_rps']:.0f} of {results['scheduled_rps']:.0f} requests per second arrived in the "
-            "window: set a longer WINDOW"
-        )
+        doubts.append(Complaint(Code.SENT_LATE, late=late, remedy=remedy))
+    arrived, scheduled = results["arrived_rps"], results["scheduled_rps"]
+    if arrived < ARRIVED_FROM * scheduled:
+        doubts.append(Complaint(Code.FEW_ARRIVALS, arrived=arrived, scheduled=scheduled))
     if results["given_up"]:
-        doubts.append(
-            f"{results['given_up']} requests were not sent, because all users of the load generator were waiting"
-        )
+        doubts.append(Complaint(Code.NOT_SENT, requests=results["given_up"]))
     return doubts
 
 

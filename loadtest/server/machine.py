@@ -168,11 +168,3 @@ def usage(file: Path) -> float:
 def is_busy(cores: float | None, machine: int) -> bool:
     """Return whether other programs used so much of a machine of that many cores that a measurement is doubtful."""
     return cores is not None and cores > BUSY_FROM * machine
-
-
-def busy(amount: str, machine: int) -> str:
-    """Return the end of a complaint about other programs that used that amount of the machine's cores."""
-    return (
-        f"other programs used {amount} of this machine's {machine} core{'s' if machine > 1 else ''}, so the numbers "
-        "show them too: end them and measure again"
-    )

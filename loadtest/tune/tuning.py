@@ -16,9 +16,10 @@ from rich.markup import escape
 
 from loadtest.compare.compare import INTERRUPTED, Comparison, interruptible, progress_bar
 from loadtest.load.users import Users
+from loadtest.measure.complaints import Code, Complaint, busy_machine
 from loadtest.measure.statistics import geometric_mean, mean_known
 from loadtest.reports import report as reports
-from loadtest.server.machine import OtherPrograms, busy, is_busy
+from loadtest.server.machine import OtherPrograms
 from loadtest.server.switching import Capacity, Switch, Switched
 from loadtest.tune import report, table
 from loadtest.tune.goal import Goal
@@ -90,7 +91,7 @@ class Tuning:
                 minutes, smallest = self.settings["MINUTES"], math.ceil(1.1 * error.needed_s / 60)
                 raise UserError(
                     f"MINUTES={minutes}: a measurement takes {error.measurement_s:.0f} s here, too long for a verdict "
-                    f"in that time: set MINUTES={smallest} or more{''.join(f'; {taken}' for taken in self._others())}"
+                    f"in that time: set MINUTES={smallest} or more{f'; {busy}' if (busy := self._busy()) else ''}"
                 ) from None
             except (UserError, TritonError, CandidateFailed, OSError, KeyboardInterrupt) as reason:
                 if not hasattr(self, "search") or not self.search.original.values:
@@ -244,7 +245,7 @@ class Tuning:
             "files": files,
             "seconds": round(self.budget.elapsed, 1),
             "stopped": self.stopped,
-            "complaints": self._complaints(),
+            "complaints": [*map(str, self.complaints())],
             "resumed": self.settings.resume,
         }
 
@@ -286,20 +287,20 @@ class Tuning:
             notes.append(f"requests of more than {after} {self.subject.examples.noun} will be refused")
         return notes
 
-    def _others(self) -> list[str]:
-        """Return a complaint about other programs, if they took much of the machine."""
-        taken, machine = mean_known(self.server.other_cores), psutil.cpu_count() or 1
-        return [f"on average, {busy(f'{taken:.1f}', machine)}"] if taken is not None and is_busy(taken, machine) else []
+    def _busy(self) -> Complaint | None:
+        return busy_machine(mean_known(self.server.other_cores), psutil.cpu_count() or 1, "on average, ", "")
 
-    def _complaints(self) -> list[str]:
+    def complaints(self) -> list[Complaint]:
         complaints = []
         if self.stopped:
-            complaints.append(f"stopped early: {self.stopped}; what was measured until then is kept")
+            complaints.append(Complaint(Code.STOPPED, reason=self.stopped))
         if (confirmed := self.search.confirmed) and confirmed.reason:
-            complaints.append(f"the best in the search failed when it was measured again: {confirmed.reason}")
-        complaints += self._others()
+            complaints.append(Complaint(Code.WINNER_FAILED, reason=confirmed.reason))
+        if busy := self._busy():
+            complaints.append(busy)
         if self.server.client_bound:
-            complaints.append("Locust used a whole core, so the server was not always the limit: set more WORKERS")
+            effect = "the server was not always the limit"
+            complaints.append(Complaint(Code.LOCUST_BOUND, effect=effect, remedy="more WORKERS"))
         return complaints
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from loadtest.drills.clients import ManyClients, Pace
 from loadtest.drills.harness import counted
 from loadtest.drills.soak.series import ERROR_RATE, SAMPLE_S, SHORT, Series, first_judged, verdicts
+from loadtest.measure.complaints import Code, Complaint
 from loadtest.server.machine import host
 from triton_transformers.files import complete_folder, write_json
 
@@ -50,13 +51,13 @@ def results_of(
     }
 
 
-def complaints(results: Results) -> list[str]:
+def complaints(results: Results) -> list[Complaint]:
     """Return why the soak fails; without complaints its exit code is 0."""
-    reasons = list(results["problems"])
+    reasons = [Complaint(Code.PROBLEM, problem=problem) for problem in results["problems"]]
     if results["stopped"]:
-        reasons.append(f"{results['stopped']}; what was sampled until then is kept")
+        reasons.append(Complaint(Code.SOAK_STOPPED, reason=results["stopped"]))
     if failing := [series["name"] for series in results["series"] if series["fails"]]:
-        reasons.append(f"not flat: {', '.join(failing)}. A longer SOAK shows if that goes on")
+        reasons.append(Complaint(Code.NOT_FLAT, series=", ".join(failing)))
     for kind, figures in results["requests"].items():
         wrong = {
             "failed": figures["failed_gateway"] + figures["failed_direct"],
@@ -67,9 +68,12 @@ def complaints(results: Results) -> list[str]:
             numbers = ", ".join(f"{count} {name}" for name, count in wrong.items() if count)
             errors = sorted(figures["errors"].items(), key=lambda item: -item[1])[:3]
             messages = "; ".join(f"{count} x {text}" for text, count in errors)
-            reasons.append(f"of {figures['requests']:,} {kind} requests {numbers}: {messages}")
+            requests = figures["requests"]
+            reasons.append(
+                Complaint(Code.WRONG_ANSWERS, requests=requests, kind=kind, numbers=numbers, messages=messages)
+            )
     if not results["requests"]["good"]["requests"]:
-        reasons.append("no request was sent: set a longer SOAK, more USERS, or a shorter WAIT")
+        reasons.append(Complaint(Code.NOTHING_SENT))
     return reasons
 
 

@@ -132,7 +132,7 @@ def soak(settings: Settings) -> int:
                 stopped = f"stopped early, after {run.seconds / 60:.1f} of {seconds / 60:g} minutes"
         results = results_of(pace, seconds / 60, clients, run.series, run.seconds, began)
         results |= {"stopped": stopped, "problems": [*run.watch.problems, *clients.problems]}
-        results["complaints"] = complaints(results)
+        results["complaints"] = [*map(str, complaints(results))]
         show(results)
         for complaint in results["complaints"]:
             err.print(f"[red]error:[/] {escape(complaint)}")

@@ -9,9 +9,10 @@ import pytest
 
 from loadtest.load.arrivals import Sample
 from loadtest.measure import statistics
+from loadtest.measure.complaints import Code
 from loadtest.measure.windows import Counters, Window, schedule
 from loadtest.reports import report
-from tests.support.measured_windows import open_loop_rounds, rounds, window
+from tests.support.measured_windows import generating_window, open_loop_rounds, rounds, window
 from triton_transformers.settings import MODES, UserError
 
 
@@ -78,20 +79,46 @@ def test_ratio_is_the_quotient_of_the_modes():
 @pytest.mark.parametrize(
     ("mode", "batches", "skew", "error"),
     [
-        ("none", (1, 8), 0, ""),
-        ("none", (1, 8), 1, ""),  # the counters were read between two updates
-        ("none", (1, 1), 0, "with dynamic batching on, 'encoder' ran only 1.00 texts per execution"),
-        ("none", (2, 8), 0, "something else was using the server"),
-        ("instances", (2, 8), 0, "something else was using the server"),
+        ("none", (1, 8), 0, None),
+        ("none", (1, 8), 1, None),  # the counters were read between two updates
+        ("none", (1, 1), 0, Code.NO_BATCHES),
+        ("none", (2, 8), 0, Code.FOREIGN_BATCHES),
+        ("instances", (2, 8), 0, Code.FOREIGN_BATCHES),
     ],
 )
 def test_batches_that_contradict_the_modes_are_an_error(mode, batches, skew, error):
     windows = [window(mode, 1, 100, mean_batch=batches[0]), window("dynamic", 1, 100, mean_batch=batches[1], cpu=0.97)]
     windows[0].counters["encoder"].executions += skew
     found = statistics.batching_error(windows, statistics.heaviest(windows))
-    assert error in found
-    assert bool(found) == bool(error)
+    assert (found.code if found else None) == error
     assert statistics.verdict(windows, "encoder")["client_bound"]
+
+
+@pytest.mark.parametrize(
+    ("together", "steps", "error"),
+    [(6.0, 1.0, None), (6.0, 1.5, Code.RAN_TOGETHER), (1.0, 1.0, Code.RAN_ONE_AT_A_TIME)],
+)
+def test_texts_that_run_otherwise_than_their_mode_are_an_error(together, steps, error):
+    windows = [generating_window("none", 1, 20, steps), generating_window("dynamic", 1, 100, together)]
+    found = statistics.batching_error(windows, "story")
+    assert (found.code if found else None) == error
+
+
+@pytest.mark.parametrize(
+    ("generates", "rate", "users", "cause"),
+    [
+        (False, 100.0, 64, "a higher RATE"),
+        (False, None, 1, "more USERS"),
+        (False, None, 64, "allow_ragged_batch"),
+        (True, None, 64, "a max_batch of 1"),
+    ],
+)
+def test_likely_cause_of_no_batches_follows_from_the_load(generates, rate, users, cause):
+    dynamic = {"mean_batch": 1.0, **({"tokens_per_step": 1.0} if generates else {})}
+    results = {"generates": generates, "settings": {"rate": rate, "users": users}, "modes": {"dynamic": dynamic}}
+    assert cause in statistics.likely_cause(results)
+    dynamic |= {"mean_batch": 8.0, "tokens_per_step": 8.0}
+    assert statistics.likely_cause(results) == ""
 
 
 @pytest.mark.parametrize(
@@ -195,9 +222,3 @@ def test_overloaded_mode_is_named_and_loses_nothing():
     assert none["p99_ms"] > 9000  # requests that were never sent count with the time that they waited
     verdict = statistics.verdict(windows, "encoder")
     assert (verdict["overloaded"], verdict["outcome"]) == (["none"], "faster")
-
-
-def test_nothing_is_proven_if_no_mode_keeps_up():
-    windows = open_loop_rounds([(9000, 5000), (9500, 5100)], overloaded=("none", "dynamic"))
-    verdict = statistics.verdict(windows, "encoder")
-    assert (verdict["overloaded"], verdict["outcome"]) == (["none", "dynamic"], "not proven")

@@ -70,60 +70,37 @@ def test_timeline_counts_the_responses_of_each_second():
     assert (last["in_time"], last["late"], last["failed"]) == (1, 0, 2)
 
 
-def test_headline_counts_only_answers_within_the_target():
-    assert overload.sentence(LATE) == (
-        "None of the 234 requests of embedding that arrive per second, 3 times the capacity, is answered within 1000 "
-        "ms: a goodput of 0.00 times the capacity. 78 per second are answered later, and the gateway refuses 66%."
-    )
-    some = LATE | {"goodput_rps": 70.0, "goodput_ratio": 0.9}
-    assert overload.sentence(some).startswith(
-        "70 of the 234 requests of embedding that arrive per second, 3 times the capacity, are answered within 1000 "
-        "ms: a goodput of 0.90 times the capacity. 8 per second"
-    )
-    labels = dict(overload.rows(some))
+def test_table_shows_answers_in_time_and_all_answers():
+    labels = dict(overload.rows(LATE | {"goodput_rps": 70.0, "goodput_ratio": 0.9}))
     assert labels["goodput, answers within 1000 ms per second"] == "70.0"
     assert labels["all answers per second"] == "78.0"
 
 
-def test_late_answers_get_a_cause_and_a_setting_that_mends_it():
-    assert overload.advice(LATE) == (
-        "The gateway admits 256 requests at once, and at 78 answers per second that is a queue of 3.3 s. Set "
-        "GATEWAY_IN_FLIGHT=62, so that an admitted request waits no longer than 1000 ms and the others are refused at "
-        "once."
-    )
-    assert "Even one request alone takes 1500 ms" in overload.advice(LATE | {"lone_p50_ms": 1500.0})
-    assert "queue does not explain that" in overload.advice(LATE | {"refused": 0})
-    assert "No request was answered as long as" in overload.advice(LATE | {"answered_rps": 0.0})
-    assert overload.advice(LATE | {"accepted_p95_ms": 900.0}) == ""
-    assert overload.advice(LATE | {"accepted_p95_ms": None}) == ""
-
-
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "advice"),
     [
-        ({}, ""),
-        ({"late_p95_ms": None, "other_cores": None}, ""),
-        ({"client_cores": 0.95}, "the load generator used 0.95 of the 1 core that a process can use"),
-        ({"given_up": 3}, "3 requests were not sent"),
-        ({"late_p95_ms": 80.0}, "the load generator sent one of twenty requests more than 80 ms after its arrival"),
-        ({"arrived_rps": 100.0}, "only 100 of 234 requests per second arrived in the window: set a longer WINDOW"),
-        ({"other_cores": 1.5}, "other programs used up to 1.5 of this machine's 2 cores"),
+        ({}, "Set GATEWAY_IN_FLIGHT=62, so that an admitted request waits no longer than 1000 ms"),
+        ({"lone_p50_ms": 1500.0}, "Set a higher P95"),
+        ({"refused": 0}, "TRACE=1"),
+        ({"answered_rps": 0.0}, "set a longer WINDOW"),
+        ({"accepted_p95_ms": 900.0}, None),
+        ({"accepted_p95_ms": None}, None),
     ],
 )
-def test_doubtful_measurement_is_reported(change, complaint):
-    assert [text.partition(",")[0] for text in overload.complaints(LATE | change)] == [complaint] * bool(complaint)
+def test_late_answers_get_a_setting_that_mends_them(change, advice):
+    given = overload.advice(LATE | change)
+    assert advice in given if advice else not given
 
 
 @pytest.mark.parametrize(
     ("cores", "others", "remedy"),
     [
-        (0.14, 1.5, "other programs used the CPU that it waited for"),
-        (0.14, 0.1, "it used only 0.14 cores, and waited for those that the server used: keep one free of Triton"),
-        (0.14, None, "it used only 0.14 cores"),
-        (0.7, 0.1, "give it a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"),
+        (0.14, 1.5, "other programs used the CPU"),
+        (0.14, 0.1, "keep one free of Triton (TRITON_CPUS)"),
+        (0.14, None, "keep one free of Triton (TRITON_CPUS)"),
+        (0.7, 0.1, "a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"),
     ],
 )
 def test_late_load_generator_gets_the_advice_that_its_own_use_allows(cores, others, remedy):
-    complaint = overload.complaints(LATE | {"late_p95_ms": 80.0, "client_cores": cores, "other_cores": others})[-1]
-    assert remedy in complaint
-    assert ("a CPU of its own" in complaint) == (cores > 0.5)
+    late = overload.complaints(LATE | {"late_p95_ms": 80.0, "client_cores": cores, "other_cores": others})[-1]
+    assert remedy in late.fields["remedy"]

@@ -19,7 +19,7 @@ from loadtest.server.generating import Generated, Reader
 from loadtest.server.machine import OtherPrograms
 from loadtest.server.switching import Capacity, Switch, plan
 from monitoring.drawing.charts import LIGHT, render
-from tests.support.measured_windows import comparison, generating_rounds, generating_window
+from tests.support.measured_windows import comparison, generating_rounds
 from triton_transformers.settings import MODES, Settings, UserError
 from triton_transformers.triton import TritonError
 
@@ -264,8 +264,6 @@ def measured(blank_charts) -> Comparison:
 def test_ratio_is_that_of_the_tokens(measured):
     results = measured.results()
     assert results["verdict"]["throughput_ratio"] == pytest.approx((5 * 4.5 * 101 / 18) ** (1 / 3))
-    assert results["unproven"] == ""
-    assert results["complaints"] == []
     together = results["modes"]["dynamic"]
     assert together["throughput_rps"] == pytest.approx(2)
     assert together["tokens_per_second"] == pytest.approx(100, rel=0.01)
@@ -275,42 +273,10 @@ def test_ratio_is_that_of_the_tokens(measured):
     assert results["settings"]["new_tokens"] == 32
 
 
-@pytest.mark.parametrize(
-    ("first", "together", "complaint"),
-    [
-        ((1.0,), 6.0, ""),
-        ((0.8,), 6.0, ""),  # steps that only read a prompt
-        ((1.5,), 6.0, "one at a time, 'story' still generated 1.50 tokens per step: max_batch did nothing"),
-        (
-            (1.0, 2),
-            6.0,
-            "a window of none had only 2 response(s) in 10 s, too few to show the latency: set a longer "
-            "WINDOW, or fewer TOKENS",
-        ),
-        (
-            (1.0,),
-            1.0,
-            "together, 'story' generated only 1.00 tokens per step. Likely cause: a max_batch of 1, or texts that end "
-            "after one token (docs/comparison.md)",
-        ),
-    ],
-)
-def test_texts_that_run_otherwise_than_the_mode_says_are_a_complaint(measured, first, together, complaint):
-    measured.windows = generating_rounds(RATES, together)
-    measured.windows[0] = generating_window("none", 1, 20, *first)
-    assert measured.results()["complaints"] == [complaint] * bool(complaint)
-    measured.settings["USERS"] = "1"
-    del measured.workload
-    assert ("use more USERS" in "".join(measured.results()["complaints"])) == (together == 1)
-
-
 def test_sentence_and_table_name_the_modes_and_show_both_times(measured):
     results = measured.results()
-    sentence = report.sentence(results)
-    assert sentence.startswith(
-        "With 8 users, batching generates 5.02 times as many tokens of story (95 % interval 3.81"
-    )
-    assert ") as the same server with one text at a time. p95: " in sentence
+    assert "batching generates 5.02 times as many tokens of story" in report.sentence(results)
+    assert ") as the same server with one text at a time. p95: " in report.sentence(results)
     assert report.columns(results) == ["", "one at a time", "together", "together / one at a time"]
     rows = {row[0]: row[1:] for row in report.rows(results)}
     assert rows["tokens/s"] == ["19.9", "100.0", "5.02"]

@@ -1,10 +1,8 @@
 """Test what `make tune` shows: the sentence, the table, the charts and the page, without secrets."""
 
 import json
-import re
 
 import pytest
-from markupsafe import escape
 from rich.console import Console
 
 from loadtest.tune import report, table
@@ -21,56 +19,10 @@ def page(result: dict) -> str:
     return report.html(result, report.all_charts(result))
 
 
-BETTER = better()
-NOTHING = nothing_better(BETTER)
-UNCONFIRMED = not_confirmed(BETTER)
-NOT_COMPARED = NOTHING | {"outcome": "not compared", "arms": []}
-BUSY = NOTHING | {
-    "outcome": "too busy", "arms": [], "disagreement": {"label": "as configured", "values": [3.6, 70.4, 104.9]},
-}  # fmt: skip
-FAILED = arm("encoder: instances 4 x 1 threads", None, "failed", reason="no memory")
-ONCE = arm("encoder: max_batch_size 8", 1.3, "not proven") | {"values": [394.0]}
-ORIGINAL_ONCE = {"original": BETTER["original"] | {"values": [303.0]}}
-
-
-# The outcome of a search -> the numbers in its sentence, which are the verdict's. A single measurement has none.
-SENTENCES = [
-    (BETTER, "1.13 95 1.05 1.20 95 100 340 302"),
-    (at_rate(BETTER), "200 95 58.8 66.2 1.13 95 1.05 1.20"),
-    (NOTHING, "303 95 100 16 1.01 95 0.96 1.06"),
-    (at_rate(NOTHING), "95 65.9 200 16 1.01 95 0.96 1.06"),
-    (NOTHING | {"arms": []}, "303 95 100"),
-    (NOTHING | {"arms": [FAILED]}, "303 95 100"),
-    (NOTHING | {"arms": [FAILED] * 3}, "303 95 100 3"),
-    (NOTHING | {"arms": [FAILED, ONCE]}, "303 95 100"),
-    (NOTHING | {"arms": [ONCE, *NOTHING["arms"]]}, "303 95 100 16 1.01 95 0.96 1.06"),
-    (NOTHING | ORIGINAL_ONCE, "16 1.01 95 0.96 1.06"),
-    (NOTHING | {"original": {"values": [None], "probes": []}}, "16 1.01 95 0.96 1.06"),
-    (UNCONFIRMED, "16 1.02 95 0.98 1.06"),
-    (at_rate(UNCONFIRMED), "16 1.02 95 0.98 1.06"),
-    (UNCONFIRMED | {"confirmation": None}, "16"),
-    (NOT_COMPARED, "303 95 100"),
-    (NOT_COMPARED | {"goal": {"rate": 200.0}}, "95 303 200"),
-    (NOT_COMPARED | ORIGINAL_ONCE, ""),
-    (BUSY, "3.60 105 3"),
-    (BUSY | {"goal": {"rate": 50.0}}, "95 3.60 105 3"),
-]
-
-
-@pytest.mark.parametrize(("result", "numbers"), SENTENCES)
-def test_sentence_has_the_numbers_of_the_verdict_and_of_what_was_measured_twice(result, numbers):
-    assert re.findall(r"\d+(?:\.\d+)?", table.sentence(result)) == numbers.split()
-
-
-def test_each_outcome_has_a_sentence_of_its_own():
-    results = (BETTER, NOTHING, UNCONFIRMED, NOT_COMPARED, BUSY)
-    beginnings = [table.sentence(result).split()[0] for result in results]
-    assert beginnings == ["With", "Nothing", "Not", "No", "This"]
-
-
-def test_no_candidate_is_better_on_a_busy_machine():
-    arms = [BETTER["arms"][0] | {"outcome": outcome} for outcome in ("better", "failed")]
-    assert [row[-1] for row in table.rows(BUSY | {"arms": arms})][1:] == ["not proven", "failed"]
+def test_no_candidate_is_better_on_a_busy_machine(result):
+    arms = [result["arms"][0] | {"outcome": outcome} for outcome in ("better", "failed")]
+    busy = nothing_better(result) | {"outcome": "too busy", "arms": arms}
+    assert [row[-1] for row in table.rows(busy)][1:] == ["not proven", "failed"]
 
 
 def test_numbers_have_three_digits_and_bounds_are_marked():
@@ -118,40 +70,21 @@ def test_lines_during_the_search_fit_80_columns(result):
     assert lines[7].split() == ["[red]", "302", "1.00", "not", "proven"]
 
 
-def test_page_has_every_part(result, blank_charts):
-    result["complaints"] = ["stopped early: interrupted"]
+def test_page_shows_the_difference_and_what_was_measured(result, blank_charts):
     html = page(result)
-    for row in table.rows(result):
-        for cell in row:
-            assert escape(cell) in html
-    parts = [
-        table.sentence(result),
-        '<p class="complaint">stopped early: interrupted</p>',
+    for part in (
         '<span class="removed">-max_batch_size: 64</span>\n<span class="added">+max_batch_size: 16</span>',
-        "Note: requests of more than 16 texts will be refused.",
-        "encoder: engine onnxruntime failed: Triton refused to load it: [no such] engine",
         "<code>make tune P95=100</code>",
         "Triton 2.51.0 on 2 cores, profile cpu, runtime local",
         "encoder on openvino bf16",
         "9.5 minutes of 10",
-    ]
-    for part in parts:
+    ):
         assert part in html
-    assert '<div class="ratio doubtful">1.13<small>' in html
-    assert '<div class="ratio faster">1.13<small>' in page(result | {"complaints": []})
-
-
-def test_page_names_the_goal_and_has_a_large_ratio_only_for_a_proven_winner(result, blank_charts):
-    for unproven in (nothing_better(result), not_confirmed(result)):
-        html = page(unproven)
-        assert 'class="ratio' not in html
-        assert "<pre>" not in html
-    diff = page(not_confirmed(result) | {"diff": DIFF})
-    assert "What the best in the search would change, not proven" in diff
-    assert "<title>embedding: the best configuration for a p95 of 100 ms</title>" in diff
-    html = page(at_rate(result))
-    assert "<title>embedding: the best configuration for 200 requests/s</title>" in html
-    assert "the lowest p95 at 200 requests/s" in html
+    assert "<pre>" not in page(nothing_better(result))
+    unproven = page(not_confirmed(result) | {"diff": DIFF})
+    assert "What the best in the search would change, not proven" in unproven
+    assert "<title>embedding: the best configuration for a p95 of 100 ms</title>" in unproven
+    assert "<title>embedding: the best configuration for 200 requests/s</title>" in page(at_rate(result))
 
 
 def test_pareto_front_has_no_point_that_another_beats():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from loadtest.compare import compare
+from loadtest.measure.complaints import Code
 from loadtest.tune import tuning
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs
@@ -144,6 +145,25 @@ def test_rate_that_the_server_does_not_keep_up_with_is_noted(settings, server):
     for kept_up, noted in (([True, True, False], False), ([True, False], True)):
         server.kept_up = {Candidate(): kept_up}
         assert any("does not keep up with 200 requests/s" in note for note in search.notes()) == noted
+
+
+@pytest.mark.parametrize(
+    ("fields", "codes"),
+    [
+        ({}, []),
+        ({"stopped": "interrupted"}, [Code.STOPPED]),
+        ({"reason": "no memory"}, [Code.WINNER_FAILED]),
+        ({"other_cores": [1e6, None]}, [Code.OTHER_PROGRAMS]),
+        ({"client_bound": True}, [Code.LOCUST_BOUND]),
+    ],
+)
+def test_search_complains(settings, fields, codes):
+    search = Tuning(settings)
+    fields = {"stopped": "", "reason": "", "other_cores": [0.0], "client_bound": False} | fields
+    search.stopped = fields["stopped"]
+    search.search = SimpleNamespace(confirmed=SimpleNamespace(**fields))
+    search.server = SimpleNamespace(**fields)
+    assert [complaint.code for complaint in search.complaints()] == codes
 
 
 def test_result_survives_a_configuration_that_cannot_be_read(settings, monkeypatch):

@@ -48,6 +48,7 @@ from loadtest.drills.soak.series import (
     verdict,
 )
 from loadtest.drills.soak.soaking import Soak, Watch, name_of, usage_of
+from loadtest.measure.complaints import Code
 from tests.support.awaitables import answered
 from triton_transformers.load import FAILED, LOST, RIGHT, TEXTS, WRONG, KnownVectors, Outcome, RefusedError, outcome
 from triton_transformers.settings import Settings, UserError
@@ -319,7 +320,7 @@ def results(*series: Series, outcomes: tuple[Outcome, ...] = (), refusals: tuple
     clients = SimpleNamespace(outcomes=[good, *outcomes], refusals=list(refusals))
     content = results_of(PACE, 30, clients, series, 1800, datetime(2026, 1, 2, tzinfo=UTC))
     content |= {"problems": [], "stopped": ""} | changes
-    return content | {"complaints": complaints(content)}
+    return content | {"complaints": [*map(str, complaints(content))]}
 
 
 def series_of(values: np.ndarray, kind=MEMORY, process: str = "gateway") -> Series:
@@ -329,37 +330,44 @@ def series_of(values: np.ndarray, kind=MEMORY, process: str = "gateway") -> Seri
 LEVEL = series_of(np.full(SAMPLES, 40.0))
 LEAK = series_of(np.linspace(40, 90, SAMPLES), process="encoder")
 BRIEF = series_of(np.full(3, 40.0))
+LATE_ANSWER = Outcome(GATEWAY, 0, 30, LOST, "none")
 
 
 @pytest.mark.parametrize(
-    ("content", "expected", "reasons"),
+    ("content", "expected", "codes"),
     [
         (results(LEVEL), "flat", []),
-        (results(LEVEL, LEAK), "not flat", ["not flat: memory of encoder. A longer SOAK shows if that goes on"]),
+        (results(LEVEL, LEAK), "not flat", [Code.NOT_FLAT]),
         (results(BRIEF), SHORT, []),
         (
-            results(LEVEL, outcomes=(Outcome(HTTP, 0, 1, WRONG, "another"), Outcome(GATEWAY, 0, 30, LOST, "none"))),
+            results(LEVEL, outcomes=(LATE_ANSWER,)),
             "flat",
-            ["of 3 good requests 1 wrong, 1 lost: 1 x Triton's HTTP: another; 1 x gateway: none"],
+            [Code.WRONG_ANSWERS],
         ),
         (
             results(LEVEL, refusals=(Outcome(HTTP, 0, 1, FAILED, "500"), Outcome(HTTP, 0, 1, RIGHT))),
             "flat",
-            ["of 2 bad requests 1 failed: 1 x Triton's HTTP: 500"],
+            [Code.WRONG_ANSWERS],
         ),
-        (results(LEVEL, problems=["gateway ended"]), "flat", ["gateway ended"]),
-        (results(BRIEF, stopped="stopped early"), SHORT, ["stopped early; what was sampled until then is kept"]),
+        (results(LEVEL, problems=["gateway ended"]), "flat", [Code.PROBLEM]),
+        (results(BRIEF, stopped="stopped early"), SHORT, [Code.SOAK_STOPPED]),
     ],
 )
-def test_complaints_decide_the_exit_code(content: dict, expected: str, reasons: list[str]) -> None:
-    assert (outcome_of(content), complaints(content), content["complaints"]) == (expected, reasons, reasons)
+def test_soak_fails_with_its_complaints(content: dict, expected: str, codes: list[Code]) -> None:
+    assert (outcome_of(content), [complaint.code for complaint in complaints(content)]) == (expected, codes)
+
+
+def test_wrong_answers_are_counted_with_their_messages() -> None:
+    (complaint,) = complaints(results(LEVEL, outcomes=(Outcome(HTTP, 0, 1, WRONG, "another"), LATE_ANSWER)))
+    assert complaint.fields["numbers"] == "1 wrong, 1 lost"
+    assert complaint.fields["messages"] == "1 x Triton's HTTP: another; 1 x gateway: none"
 
 
 def test_soak_that_took_no_sample_and_sent_no_request_is_reported(tmp_path) -> None:
     content = results(*(Series(kind, "gateway") for kind in (MEMORY, DESCRIPTORS)), Series(LATENCY))
     assert cells(content["series"][0]) == ["memory of gateway", "", "", "", "", SHORT]
     content["requests"]["good"]["requests"] = 0
-    assert complaints(content) == ["no request was sent: set a longer SOAK, more USERS, or a shorter WAIT"]
+    assert [complaint.code for complaint in complaints(content)] == [Code.NOTHING_SENT]
     assert Path(write(content, tmp_path)).exists()
 
 

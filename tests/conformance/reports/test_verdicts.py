@@ -1,0 +1,285 @@
+"""Test what each report concludes: the numbers of its sentence, what is large, the complaints, and the exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from markupsafe import Markup, escape
+
+from loadtest.compare import compare
+from loadtest.measure import statistics
+from loadtest.measure.complaints import Code, Complaint
+from loadtest.measure.windows import Window
+from loadtest.overload import overload
+from loadtest.reports import report
+from loadtest.server.machine import host
+from loadtest.tune import table, tuning
+from tests.support.measured_windows import comparison, generating_rounds, generating_window, open_loop_rounds, rounds
+from tests.support.report_results import arm, at_rate, better, not_confirmed, nothing_better, overloaded
+from triton_transformers.settings import MODES, Settings, UserError
+
+
+def numbers_of(sentence: str) -> str:
+    return " ".join(re.findall(r"\d+(?:\.\d+)?", sentence))
+
+
+def large(page: str) -> str:
+    """Return the kind of the large number of a page and the number, or nothing."""
+    return " ".join(" ".join(found) for found in re.findall(r'<div class="ratio (\w+)">([\d.]+)<', page))
+
+
+def check_shown(complaints: Iterable[Complaint], sentence: str, page: str, printed: str) -> None:
+    """Fail unless the page and the terminal have the sentence and all complaints."""
+    for text in (sentence, *map(str, complaints)):
+        assert escape(text) in page
+        assert " ".join(text.split()) in " ".join(printed.split())
+
+
+# --- comparisons ------------------------------------------------------------------------------------------------------
+
+ROUNDS = [(100, 150), (100, 160), (100, 140)]
+P95S = [(100, 90, 50), (100, 90, 52), (100, 91, 48)]
+OPEN = {"RATE": "100"}
+Rates = list[tuple[float, ...]]
+
+
+class Case(NamedTuple):
+    windows: list[Window]
+    numbers: str = "64 1.50 95 1.27 1.77 95 7 10"  # of the sentence
+    outcome: str = "faster"
+    large: str = "faster 1.50"
+    codes: tuple[Code, ...] = ()
+    exit: int = 0
+    settings: Mapping[str, str] = MappingProxyType({})
+    stopped: str = ""
+
+
+def closed(rates: Rates = ROUNDS, **fields: Any) -> list[Window]:
+    return changed(rounds(rates), **fields)
+
+
+def at_a_rate(p95s: Rates = P95S, overloaded: tuple[str, ...] = (), rate: float = 100.0, **fields: Any) -> list[Window]:
+    return changed(open_loop_rounds(p95s, rate, overloaded), **fields)
+
+
+def generating(*first: float, together: float = 6.0) -> list[Window]:
+    """Return the windows of three rounds; `first`: tokens per step, and answers, of the first one."""
+    windows = generating_rounds([(20, 100), (22, 99), (18, 101)], together)
+    return [generating_window("none", 1, 20, *first), *windows[1:]]
+
+
+def changed(
+    windows: list[Window],
+    only: int | None = None,
+    failed: int = 0,
+    without_batches: bool = False,
+    foreign_requests: int = 0,
+    **fields: Any,
+) -> list[Window]:
+    """Give these fields to one window, or to all."""
+    for window in windows if only is None else [windows[only]]:
+        window.samples[:failed] = [sample._replace(error="500 no") for sample in window.samples[:failed]]
+        encoder = window.counters["encoder"]
+        encoder.executions = encoder.rows if without_batches else encoder.executions
+        encoder.requests += foreign_requests
+        for name, value in fields.items():
+            setattr(window, name, value)
+    return windows  # fmt: skip
+
+
+TOKENS = "64 5.02 95 3.81 6.60 95 500 500", "faster"
+UNSURE, WIDE = [(100, 110), (100, 370)], ("64 2.02 95 0.00 4483.48 1", "not proven", "")
+ONE_ROUND = "64 3.00", "not proven", ""
+FEW_AT_A_RATE = (Code.BATCHES, Code.FEW_RESPONSES, Code.LOCUST_BOUND)
+COMPARISONS = {
+    "faster": Case(closed()),
+    "slower": Case(
+        closed([(150, 100), (160, 100), (140, 100)]), "64 0.67 95 0.57 0.79 95 10 7", "slower", "slower 0.67"
+    ),
+    "three modes": Case(closed([(100, 120, 150)] * 3), "64 1.25 95 1.25 1.25 2 95 7 8", large="faster 1.25"),
+    "interval contains 1": Case(closed(UNSURE), *WIDE),
+    "one round": Case(closed([(100, 300)]), *ONE_ROUND),
+    "interrupted": Case(closed(), large="doubtful 1.50", codes=(Code.STOPPED,), exit=130, stopped="interrupted"),
+    "stopped": Case(closed(), large="doubtful 1.50", codes=(Code.STOPPED,), exit=1, stopped="Triton is gone"),
+    "idle machine": Case(closed(only=1, other_cores=0.19)),
+    "busy machine": Case(closed(only=1, other_cores=1.3), large="doubtful 1.50", codes=(Code.OTHER_PROGRAMS,)),
+    "failed requests": Case(
+        closed(only=0, failed=3), large="doubtful 1.50", codes=(Code.FAILED_REQUESTS,), exit=1
+    ),
+    "Locust is the limit": Case(closed(client_cpu=0.97), large="doubtful 1.50", codes=(Code.LOCUST_BOUND,), exit=1),
+    "requests of others": Case(
+        closed(foreign_requests=1000, counted_s=10.5), large="doubtful 1.50", codes=(Code.FOREIGN_REQUESTS,), exit=1
+    ),
+    "counters read late": Case(closed(foreign_requests=1000, counted_s=25.0)),
+    "no batches": Case(closed(without_batches=True), large="doubtful 1.50", codes=(Code.BATCHES,), exit=1),
+    "MIN_RATIO reached": Case(closed(), settings={"MIN_RATIO": "1.2"}),
+    "ratio below": Case(
+        closed(), large="doubtful 1.50", codes=(Code.RATIO_TOO_LOW,), exit=1, settings={"MIN_RATIO": "1.6"}
+    ),
+    "interval begins below": Case(
+        closed(), large="doubtful 1.50", codes=(Code.INTERVAL_TOO_LOW,), exit=1, settings={"MIN_RATIO": "1.45"}
+    ),
+    "not proven and below": Case(closed(UNSURE), *WIDE, (Code.INTERVAL_TOO_LOW,), 1, {"MIN_RATIO": "1.2"}),
+    "no interval": Case(closed([(100, 300)]), *ONE_ROUND, (Code.NO_INTERVAL,), 1, {"MIN_RATIO": "1.2"}),
+    "faster at a rate": Case(at_a_rate(), "100 95 50 90 2 1.81 95 1.61 2.02", large="faster 1.81", settings=OPEN),
+    "slower at a rate": Case(
+        at_a_rate([(50, 100), (50, 100)]), "100 95 100 50 0.50 95 0.50 0.50", "slower", "doubtful 0.50",
+        (Code.RATIO_TOO_LOW,), 1, OPEN | {"MIN_RATIO": "1.9"},
+    ),
+    "interval contains 1 at a rate": Case(
+        at_a_rate([(100, 90), (100, 110)]), "100 1.01 95 95 0.28 3.60 1", "not proven", "", settings=OPEN
+    ),
+    "one round at a rate": Case(at_a_rate([(100, 50)]), "100 2.00 95", "not proven", "", settings=OPEN),
+    "others do not keep up": Case(
+        at_a_rate(overloaded=("none", "instances")), "100 95 50 2", "faster", "", settings=OPEN
+    ),
+    "batching does not keep up": Case(at_a_rate(overloaded=("dynamic",)), "100 2 95 90", "faster", "", settings=OPEN),
+    "nothing keeps up": Case(
+        at_a_rate(overloaded=MODES), "100 2", "not proven", "", (Code.NEVER_KEEPS_UP,), 1, OPEN
+    ),
+    "few requests at a rate": Case(
+        at_a_rate([(100, 50), (100, 50)], rate=1, without_batches=True, client_cpu=1.0),
+        "100 95 53 105 2.00 95 2.00 2.00", "faster", "doubtful 2.00", FEW_AT_A_RATE, 1, OPEN,
+    ),
+    "tokens": Case(generating(1.0), *TOKENS, "faster 5.02"),
+    "steps that only read a prompt": Case(generating(0.8), *TOKENS, "faster 5.02"),
+    "together in the mode of one": Case(generating(1.5), *TOKENS, "doubtful 5.02", (Code.BATCHES,), 1),
+    "few texts": Case(generating(1.0, 2), *TOKENS, "doubtful 5.02", (Code.FEW_RESPONSES,), 1),
+    "never together": Case(generating(1.0, together=1.0), *TOKENS, "doubtful 5.02", (Code.BATCHES,), 1),
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, blank_charts) -> Callable[..., tuple[compare.Comparison, int]]:
+    """Return a function that runs `make loadtest` as if it had measured these windows."""
+
+    def run_with(windows: list[Window], stopped: str = "", **settings: str) -> tuple[compare.Comparison, int]:
+        measured = comparison(Settings.load().replace(USERS="64", REPORTS=str(tmp_path), **settings), windows)
+        measured.stopped = stopped
+        monkeypatch.setattr(compare, "Comparison", lambda _: measured)
+        return measured, compare.main()
+
+    monkeypatch.setattr(compare.Comparison, "measure", lambda _: None)
+    monkeypatch.setattr(compare, "host", lambda: host() | {"cores": 2})
+    monkeypatch.setattr(report, "drawn_dashboard", lambda *_: Markup("<p>drawn</p>"))
+    return run_with
+
+
+@pytest.mark.parametrize("case", COMPARISONS.values(), ids=list(COMPARISONS))
+def test_comparison_concludes(case, run, tmp_path, capsys):
+    measured, status = run(case.windows, case.stopped, **case.settings)
+    results, page = measured.results(), (tmp_path / "latest/report.html").read_text()
+    complaints = statistics.complaints(results) + statistics.doubts(results)
+    concluded = (numbers_of(report.sentence(results)), results["verdict"]["outcome"], large(page))
+    codes = tuple(complaint.code for complaint in complaints)
+    assert (*concluded, codes, status) == (case.numbers, case.outcome, case.large, case.codes, case.exit)
+    assert results["passed"] == (status == 0)
+    printed = capsys.readouterr()
+    check_shown(complaints, report.sentence(results), page, printed.out + printed.err)
+
+
+def test_full_disk_leaves_the_printed_table(run, monkeypatch, capsys):
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(report, "html", fail)
+    with pytest.raises(UserError, match="No space left on device"):
+        run(rounds(ROUNDS))
+    assert "dynamic batching answers 1.50 times as many requests" in capsys.readouterr().out
+
+
+# --- overloads --------------------------------------------------------------------------------------------------------
+
+NONE_IN_TIME = "234 3 1000 0.00 78 66"
+IN_TIME = {"goodput_rps": 70.0, "goodput_ratio": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("change", "numbers", "shown", "codes"),
+    [
+        ({}, NONE_IN_TIME, "slower 0.00", []),
+        (IN_TIME, "70 234 3 1000 0.90 8 66", "faster 0.90", []),
+        ({"late_p95_ms": None, "other_cores": None}, NONE_IN_TIME, "slower 0.00", []),
+        ({"client_cores": 0.95}, NONE_IN_TIME, "doubtful 0.00", [Code.GENERATOR_BOUND]),
+        ({"given_up": 3}, NONE_IN_TIME, "doubtful 0.00", [Code.NOT_SENT]),
+        ({"late_p95_ms": 80.0}, NONE_IN_TIME, "doubtful 0.00", [Code.SENT_LATE]),
+        ({"arrived_rps": 100.0}, "100 3 1000 0.00 78 66", "doubtful 0.00", [Code.FEW_ARRIVALS]),
+        ({"other_cores": 1.5}, NONE_IN_TIME, "doubtful 0.00", [Code.OTHER_PROGRAMS]),
+    ],
+)
+def test_overload_concludes(change, numbers, shown, codes, monkeypatch, tmp_path, blank_charts, capsys):
+    results = overloaded([], **change)
+    complaints = overload.complaints(results)
+    results["complaints"] = [*map(str, complaints)]
+    monkeypatch.setattr(overload, "Overload", lambda _: SimpleNamespace(run=lambda: results))
+    monkeypatch.setenv("REPORTS", str(tmp_path))
+    status = overload.main()
+    sentence, page = overload.sentence(results), (tmp_path / "latest-overload/report.html").read_text()
+    assert (numbers_of(sentence), large(page), [complaint.code for complaint in complaints], status) == (
+        numbers, shown, codes, 0
+    )  # fmt: skip
+    printed = capsys.readouterr()
+    check_shown(complaints, sentence, page, printed.out + printed.err)
+
+
+# --- searches ---------------------------------------------------------------------------------------------------------
+
+BETTER = better()
+NOTHING = nothing_better(BETTER)
+UNCONFIRMED = not_confirmed(BETTER)
+NOT_COMPARED = NOTHING | {"outcome": "not compared", "arms": []}
+BUSY = NOTHING | {
+    "outcome": "too busy", "arms": [], "disagreement": {"label": "as configured", "values": [3.6, 70.4, 104.9]},
+}  # fmt: skip
+FAILED = arm("encoder: instances 4 x 1 threads", None, "failed", reason="no memory")
+ONCE = arm("encoder: max_batch_size 8", 1.3, "not proven") | {"values": [394.0]}
+GONE = {"stopped": "Triton is gone", "complaints": ["stopped early: Triton is gone"]}
+ORIGINAL_ONCE = {"original": BETTER["original"] | {"values": [303.0]}}
+
+
+# The outcome of a search -> the numbers in its sentence, which are the verdict's. A single measurement has none.
+@pytest.mark.parametrize(
+    ("result", "numbers", "shown"),
+    [
+        (BETTER, "1.13 95 1.05 1.20 95 100 340 302", "faster 1.13"),
+        (BETTER | GONE, "1.13 95 1.05 1.20 95 100 340 302", "doubtful 1.13"),
+        (at_rate(BETTER), "200 95 58.8 66.2 1.13 95 1.05 1.20", "faster 1.13"),
+        (NOTHING, "303 95 100 16 1.01 95 0.96 1.06", ""),
+        (at_rate(NOTHING), "95 65.9 200 16 1.01 95 0.96 1.06", ""),
+        (NOTHING | {"arms": [], "stopped": "interrupted"}, "303 95 100", ""),
+        (NOTHING | {"arms": [FAILED]}, "303 95 100", ""),
+        (NOTHING | {"arms": [FAILED] * 3}, "303 95 100 3", ""),
+        (NOTHING | {"arms": [FAILED, ONCE]}, "303 95 100", ""),
+        (NOTHING | {"arms": [ONCE, *NOTHING["arms"]]}, "303 95 100 16 1.01 95 0.96 1.06", ""),
+        (NOTHING | ORIGINAL_ONCE, "16 1.01 95 0.96 1.06", ""),
+        (NOTHING | {"original": {"values": [None], "label": "", "probes": []}}, "16 1.01 95 0.96 1.06", ""),
+        (UNCONFIRMED, "16 1.02 95 0.98 1.06", ""),
+        (at_rate(UNCONFIRMED), "16 1.02 95 0.98 1.06", ""),
+        (UNCONFIRMED | {"confirmation": None}, "16", ""),
+        (NOT_COMPARED, "303 95 100", ""),
+        (NOT_COMPARED | {"goal": {"rate": 200.0}}, "95 303 200", ""),
+        (NOT_COMPARED | ORIGINAL_ONCE, "", ""),
+        (BUSY, "3.60 105 3", ""),
+        (BUSY | {"goal": {"rate": 50.0}}, "95 3.60 105 3", ""),
+    ],
+)
+def test_search_concludes(result, numbers, shown, monkeypatch, tmp_path, blank_charts):
+    settings = Settings.load().replace(REPORTS=str(tmp_path))
+    search = SimpleNamespace(run=lambda: None, result=lambda: result, settings=settings, stopped=result["stopped"])
+    monkeypatch.setattr(tuning, "Tuning", lambda _: search)
+    assert tuning.main() == {"": 0, "Triton is gone": 1, "interrupted": 130}[search.stopped]
+    page = (tmp_path / "latest-tune/tune.html").read_text()
+    assert (numbers_of(table.sentence(result)), large(page)) == (numbers, shown)
+    assert escape(table.sentence(result)) in page
+
+
+def test_each_outcome_of_a_search_has_a_sentence_of_its_own():
+    results = (BETTER, NOTHING, UNCONFIRMED, NOT_COMPARED, BUSY)
+    beginnings = [table.sentence(result).split()[0] for result in results]
+    assert beginnings == ["With", "Nothing", "Not", "No", "This"]
