@@ -124,7 +124,7 @@ class System:
 
 RECIPES = {
     **{name: Recipe(task.recipe, task.formats, task.neuron, task.version) for name, task in TASKS.items()},
-    "gpt2": Recipe("gpt2", ("onnx",)),
+    "gpt2": Recipe("gpt2", ("openvino-fp32", "openvino-fp16", "python"), version="2"),
 }
 
 HASHES = (

@@ -90,19 +90,15 @@ class ContinuousGeneration(TextGeneration):
             from serving.vision.chat import ChatImages
 
             self.chat_images = ChatImages(config, args)
-        tokenizer = self.tokenizer = TextTokenizer(folder)
-        engine = self.load_engine(folder, config, args)
-        self.engine_labels = {"engine": engine.name, "precision": engine.precision}
-        return self.use(tokenizer, engine)
-
-    def use(self, tokenizer: TextTokenizer, engine: TokenEngine) -> TextTokenizer:
-        self.tokenizer, self.engine = tokenizer, engine
+        self.tokenizer = TextTokenizer(folder)
+        self.engine = self.load_engine(folder, config, args)
+        self.engine_labels = {"engine": self.engine.name, "precision": self.engine.precision}
         self.rows: dict[int, Row[Job]] = {}
         self.keys = itertools.count()
         self.held: Row[Job] | None = None  # the first of the waiting rows
         self.next_check = 0.0
         self.prefix_tokens = 0
-        return tokenizer
+        return self.tokenizer
 
     def load_engine(self, folder: Path, config: ModelConfig, args: InstanceArgs) -> TokenEngine:
         """Load the weights of the folder. Raise ConfigError if the engine cannot serve them."""

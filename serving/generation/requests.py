@@ -28,7 +28,9 @@ from serving.structure.worker import Structure
 from serving.text.chat_template import IMAGES, MESSAGES
 from serving.text.prompts import (
     NUMBERS,
-    RULES,
+    PROMPT,
+    TEXT,
+    TEXT_OUTPUT,
     Piece,
     PromptRequest,
     Rule,
@@ -77,12 +79,12 @@ class TextGeneration(Backend):
     gauges = ("running_texts", "waiting_texts", "cache_usage_ratio")
     default_max_batch = 32
     text_engine: ClassVar[TextEngine]
-    names: ClassVar[tuple[str, str]] = ("prompt", "text")  # of the input with prompts, and of the output
-    rules: ClassVar[Mapping[str, Rule]] = RULES  # of the options that requests may set
 
     def set_up(self, config: ModelConfig, args: InstanceArgs) -> None:
         self.streams = config.get("model_transaction_policy", {}).get("decoupled", False)
         self.defaults = default_options(config)
+        # The names of the input with prompts, and of the output with texts.
+        self.names = parameter(config, "prompt_input", PROMPT), parameter(config, "text_output", TEXT)
         self.max_batch = int_parameter(config, "max_batch", self.default_max_batch)
         self.max_waiting = int_parameter(config, "max_waiting", 1000)
         if self.max_batch < 1 or self.max_waiting < 1:
@@ -139,7 +141,7 @@ class TextGeneration(Backend):
             sent: dict[str, Any] = {}
             try:
                 sent = parameters(request)
-                read = read_request(request, sent, *self.names, self.rules)
+                read = read_request(request, sent, *self.names)
                 if id := read.options.get(CANCEL):
                     self.cancel(id)
                     responses.send_last(sender, read.response([Piece("", "", 0, 0)] * math.prod(read.shape)))
@@ -251,8 +253,12 @@ class TextGeneration(Backend):
         return job
 
     def echoes(self, read: PromptRequest, streams: bool) -> bool:
-        """Return whether texts begin with their prompts. Clients of vLLM's backend ask for a stream, without them."""
-        return read.echoes(default="stream" not in read.options or not streams)
+        """Return whether texts begin with their prompts.
+
+        Clients of vLLM's backend ask for a stream, without them. So do those of an output with another name.
+        """
+        has_prompts = self.names[1] == TEXT or TEXT_OUTPUT in read.outputs
+        return read.echoes(default=has_prompts and not (streams and "stream" in read.options))
 
     def prompts(self, read: PromptRequest) -> list[str | TokenIds]:
         variables = [read.options.get(name) for name in TEMPLATE_OPTIONS]

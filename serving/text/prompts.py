@@ -20,6 +20,8 @@ from triton_transformers.engines import TEXT_ENGINES, TextEngine, titles
 from triton_transformers.errors import ERROR_STATUS
 from triton_transformers.protocol import CANCEL, HEARTBEATS, TOKENIZED
 
+# The names of the prompts and of the output with their texts, unless a model's config.pbtxt sets others.
+PROMPT, TEXT = "prompt", "text"
 # The name that NVIDIA's tutorial and vLLM's backend give to the prompts, and to the output with their texts.
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
 # The outputs beside a text, with vLLM's names. Only requests that name them get them.
@@ -222,16 +224,10 @@ class PromptRequest:
         return pb_utils.Tensor(name, np.array(encoded, DETAILS.get(name, np.object_)).reshape(self.shape))
 
 
-def read_request(
-    request: pb_utils.InferenceRequest,
-    sent: Mapping[str, Any],
-    name: str,
-    output: str,
-    rules: Mapping[str, Rule] = RULES,
-) -> PromptRequest:
+def read_request(request: pb_utils.InferenceRequest, sent: Mapping[str, Any], name: str, output: str) -> PromptRequest:
     """Read a request with the input `name`, `text_input` or `messages`. Raise BadRequest if it is wrong."""
     answers = {name: output, TEXT_INPUT: TEXT_OUTPUT, MESSAGES: output}
-    options = read_options(request, sent, rules)
+    options = read_options(request, sent)
     names = [name for name in answers if pb_utils.get_input_tensor_by_name(request, name) is not None]
     if len(names) > 1:
         raise BadRequest(f"inputs '{names[0]}' and '{names[1]}' exclude each other: send one", names[0], names[1])
@@ -295,16 +291,14 @@ def read_messages(request: pb_utils.InferenceRequest) -> list[Message]:
     )
 
 
-def read_options(
-    request: pb_utils.InferenceRequest, sent: Mapping[str, Any], rules: Mapping[str, Rule]
-) -> dict[str, Any]:
+def read_options(request: pb_utils.InferenceRequest, sent: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a request. Raise BadRequest for one that is unknown, wrong, or given twice."""
     options: dict[str, Any] = {}
-    for place, sent_name, value in option_values(request, sent, rules):
+    for place, sent_name, value in option_values(request, sent):
         name = SYNONYMS.get(sent_name, sent_name)
-        if name not in rules:
-            raise BadRequest(f"unknown {place} '{name}': the options are {', '.join(rules)}", name)
-        value = read_option(rules[name], place, sent_name, value)
+        if name not in RULES:
+            raise BadRequest(f"unknown {place} '{name}': the options are {', '.join(RULES)}", name)
+        value = read_option(RULES[name], place, sent_name, value)
         if options.setdefault(name, value) != value:
             raise BadRequest(f"option '{name}' is set twice, with different values: send one", name)
     return options
@@ -320,11 +314,9 @@ def read_option(rule: Rule, place: str, name: str, value: Any) -> Any:
     raise BadRequest(f"{place} '{name}' must be {rule.description}", name)
 
 
-def option_values(
-    request: pb_utils.InferenceRequest, sent: Mapping[str, Any], rules: Mapping[str, Rule]
-) -> Iterator[tuple[str, str, Any]]:
+def option_values(request: pb_utils.InferenceRequest, sent: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield each option that the request sets: where, its name, its value."""
-    for name in rules:
+    for name in RULES:
         if (tensor := pb_utils.get_input_tensor_by_name(request, name)) is not None:
             yield "input", name, responses.texts(request, name) if name == "stop" else only_value(name, tensor)
     # vLLM's client sends the same options as an input and as parameters of the request.

@@ -40,9 +40,6 @@ FIELDS: dict[str, Callable[[Encoding], Any]] = {
     # 1 for the tokens of the second text of a pair.
     "second_text_mask": lambda encoding: [int(part == 1) for part in encoding.sequence_ids],
 }
-# The keys and values that a language model keeps of earlier tokens: none, so [rows, 0]. The graph reads the number of
-# earlier tokens from the mask, so the tokenizer need not know the model's sizes.
-PAST = "past"
 # The tokens of each row, the mask tokens by which a multi-vector model extends queries among them.
 PRESENT = "present"
 # If the config has these outputs, a pair that is too long becomes several rows, its windows: the number of the pair
@@ -50,7 +47,7 @@ PRESENT = "present"
 PAIR, SECOND_TEXT = "pair", "second_text"
 # The outputs with one number for each token.
 NUMBERS = tuple(name for name in FIELDS if "offsets" not in name)
-OUTPUTS = (*FIELDS, PAST, TOKEN_COUNT, PAIR, SECOND_TEXT)
+OUTPUTS = (*FIELDS, TOKEN_COUNT, PAIR, SECOND_TEXT)
 TRUNCATION = ("longest_first", "only_first", "only_second", "none")
 PADDING = ("none", "bucket", "max_length", "longest")
 # For each token of `max_length`: a batch tokenizes texts of up to so many characters, and requests of up to so many in
@@ -528,8 +525,6 @@ class Tokenization:
             lengths = np.fromiter(map(len, request), np.int64, len(request))
             end, width = first + int(lengths.sum()), self.width(request, longest)
             rows = {name: self.rectangle(name, array[first:end], lengths, width) for name, array in values.items()}
-            if PAST in self.dtypes:
-                rows[PAST] = np.empty((len(request), 0), self.dtypes[PAST])
             if TOKEN_COUNT in self.dtypes:
                 rows[TOKEN_COUNT] = lengths[:, None].astype(self.dtypes[TOKEN_COUNT])
             tensors.append(rows)

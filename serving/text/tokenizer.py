@@ -20,15 +20,14 @@ TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 
 
 class TextTokenizer:
-    def __init__(self, folder: Path, limits: dict[str, Any] | None = None) -> None:
-        """Take the limits from the file of the folder, or those of a model that has no such file."""
-        for name in ("tokenizer.json", *([] if limits else [LIMITS])):
+    def __init__(self, folder: Path) -> None:
+        for name in ("tokenizer.json", LIMITS):
             if not (folder / name).is_file():
                 raise ConfigError(f"{folder} has no {name}: `make models` writes it")
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        limits = limits or json.loads((folder / LIMITS).read_text())
+        limits: dict[str, Any] = json.loads((folder / LIMITS).read_text())
         self.vocabulary: int = limits.get("vocabulary") or self.tokenizer.get_vocab_size()
         self.context: int | None = limits["context"]
         # An engine may forbid them, and would write past the scores of a model that lacks one.

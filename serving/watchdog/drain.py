@@ -27,9 +27,7 @@ def drain(triton: Triton) -> None:
     models = {*triton.models_in("READY")}
     order = TopologicalSorter({model: () for model in models})
     for caller in models:
-        config = triton.config(caller)
-        own = config.get("parameters", {}).get("model", {}).get("string_value", "")  # of the backend `onnx_generate`
-        for model in {*called(config), own} & models - {caller}:
+        for model in {*called(triton.config(caller))} & models - {caller}:
             order.add(model, caller)
     order.prepare()
     while order.is_active():

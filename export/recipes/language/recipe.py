@@ -58,7 +58,6 @@ def assemble(job: Job) -> Outcome:
 
 
 def assemble_readable(job: Job) -> Outcome:
-    weights = check_weights(str(job.weights), job.weights)
     tokenizer = load_tokenizer(job)
     served, streamed = job.folder / job.system, job.folder / f"{job.system}_stream"
     version = served / "1"
@@ -74,38 +73,44 @@ def assemble_readable(job: Job) -> Outcome:
         outcome = outcome.join(Outcome(f"clients of the gateway get {spelled(sampling)} by default"))
     if missing:
         outcome = outcome.join(Outcome(f"generation_config.json asks for {spelled(missing)}, which has no effect here"))
-    if job.format in TRANSFORMERS.formats:
-        outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
-    else:
-        limits = read_limits(job, tokenizer)
-        if job.format in VLLM.formats:
-            outcome = copy_checkpoint(job, weights, tokenizer, version).join(outcome)
-            own: dict[str, Any] = {}
-            if job.task == IMAGE_TEXT:
-                own["skip_tokenizer_init"] = False  # vLLM's processors require the tokenizer
-            if job.draft:
-                own["speculative_config"] = add_draft(job, job.draft, tokenizer, limits, version)
-            write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code, **own)
-        else:
-            if job.task == IMAGE_TEXT:  # the server's processor reads them
-                for file in other_files(job):
-                    if not file.name.endswith(INDEX):
-                        shutil.copyfile(file, version / file.name)
-            outcome = openvino.export(job, tokenizer, limits["context"], version).join(outcome)
-            limits |= {name: outcome.facts[name] for name in ("weights", "dtype")}
-            limits["context"] = outcome.facts.pop("context")
-            if job.draft:
-                add_draft(job, job.draft, tokenizer, limits, version)
-                limits["draft"] = LOOKUP if job.draft.name == LOOKUP else "draft"
-        (version / "limits.json").write_text(json.dumps(limits) + "\n")
-        # The checkpoint's own file may lack what transformers adds, such as the token that begins a text.
-        tokenizer.backend_tokenizer.save(str(version / "tokenizer.json"))
+    outcome = write_model(job, tokenizer, version).join(outcome)
     write_chat_templates(tokenizer, version)
     if job.system not in SYSTEMS:
         parameters = {"sampling": json.dumps(sampling)} if sampling else {}
         write_configs(job, served, streamed, chat_parameters(tokenizer) | parameters)
     if job.format in TRANSFORMERS.formats and job.profile == "cpu":
         outcome = outcome.join(try_system(streamed))
+    return outcome
+
+
+def write_model(job: Job, tokenizer: PreTrainedTokenizerBase, version: Path) -> Outcome:
+    """Fill the folder with what the engine of the format reads."""
+    weights = check_weights(str(job.weights), job.weights)
+    if job.format in TRANSFORMERS.formats:
+        return copy_checkpoint(job, weights, tokenizer, version)
+    limits = read_limits(job, tokenizer)
+    if job.format in VLLM.formats:
+        outcome = copy_checkpoint(job, weights, tokenizer, version)
+        own: dict[str, Any] = {}
+        if job.task == IMAGE_TEXT:
+            own["skip_tokenizer_init"] = False  # vLLM's processors require the tokenizer
+        if job.draft:
+            own["speculative_config"] = add_draft(job, job.draft, tokenizer, limits, version)
+        write_vllm_settings(version, outcome.facts["dtype"], job.trust_remote_code, **own)
+    else:
+        if job.task == IMAGE_TEXT:  # the server's processor reads them
+            for file in other_files(job):
+                if not file.name.endswith(INDEX):
+                    shutil.copyfile(file, version / file.name)
+        outcome = openvino.export(job, tokenizer, limits["context"], version)
+        limits |= {name: outcome.facts[name] for name in ("weights", "dtype")}
+        limits["context"] = outcome.facts.pop("context")
+        if job.draft:
+            add_draft(job, job.draft, tokenizer, limits, version)
+            limits["draft"] = LOOKUP if job.draft.name == LOOKUP else "draft"
+    (version / "limits.json").write_text(json.dumps(limits) + "\n")
+    # The checkpoint's own file may lack what transformers adds, such as the token that begins a text.
+    tokenizer.backend_tokenizer.save(str(version / "tokenizer.json"))
     return outcome
 
 

@@ -157,6 +157,16 @@ def test_options_mean_the_same_on_each_engine_in_one_batch(model, reference):
         assert actual == answer, (prompt, options)
 
 
+@pytest.mark.parametrize(("name", "output", "begin"), [("TEXT", "out", ""), ("text_input", "text_output", PROMPTS[1])])
+def test_output_that_the_config_names_has_no_prompt(load, reference, name, output, begin):
+    model = load(prompt_input="TEXT", text_output="out")
+    request = InferenceRequest(["out", "text_output"], {"stream": False}, **{name: [PROMPTS[1].encode()]})
+    model.execute([request])
+    assert request.sender.finished.wait(60)
+    new = reference.answer(PROMPTS[1], {})["text"].removeprefix(PROMPTS[1])
+    assert request.sender.responses[-1].outputs == {output: [(begin + new).encode()]}
+
+
 @pytest.mark.parametrize("prompt", ["", *PROMPTS])
 def test_tokens_of_a_prompt_are_scored(model, stream, reference, prompt):
     """Send the same prompt again, of which an engine may keep keys and values, and score it without a new token."""

@@ -144,7 +144,7 @@ def test_chat_with_images_is_answered_as_by_transformers(module, tmp_path):
     backend = module.VllmGeneration()
     backend.max_batch = 8
     config = {"input": [{"name": "images"}]}
-    tokenizer = backend.use(backend.load_model(config, instance(tmp_path / "assembled/eyes/1", config)), backend.engine)
+    tokenizer = backend.load_model(config, instance(tmp_path / "assembled/eyes/1", config))
     rows = {}
     for key, chat in enumerate(CHATS.values()):
         messages, files = library.sent(chat)

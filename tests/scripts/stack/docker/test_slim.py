@@ -68,11 +68,7 @@ def test_backends_of_systems():
     repository = ROOT / "model_repository"
     gpt2 = {"tokenizer", "onnxruntime", "detokenizer"}
     assert needed(["gpt2_ensemble"], repository) == gpt2
-    assert needed(["gpt2_ensemble", "gpt2_generate", "falcon7b"], repository) == {
-        *gpt2,
-        "onnx_generate",
-        "generation",
-    }
+    assert needed(["gpt2_ensemble", "gpt2_generate", "falcon7b"], repository) == {*gpt2, "generation"}
 
 
 def put(folder: Path, model: str, file: str = "", parameters: str = "") -> None:

@@ -1,1 +1,0 @@
-from serving.backends.onnx_generate import TritonPythonModel as TritonPythonModel
