@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -20,10 +19,8 @@ from gateway.triton.context import Gateway
 # A part of a message's content, and the field of the request that it comes from.
 PlacedPart = tuple[dict[str, Any], str]
 Kind = Literal["reasoning", "text", "call"]
-# How errors about a chat name a message, and a part of its content.
-MESSAGE = re.compile(r"\bmessages\[\d+\](\.content\[\d+\])?")
 # The objects that only chats have around some fields.
-NESTED = re.compile(r"\.(allowed_tools|function|json_schema)\b")
+NESTED = ("allowed_tools", "function", "json_schema")
 
 
 class Conversation:
@@ -67,15 +64,21 @@ class Conversation:
         try:
             yield
         except ApiError as error:
-            if error.param and error.param != "model":  # whose errors name models, not fields
-                error.message = re.sub(r"'[^']*'", lambda match: self._renamed(match[0]), error.message)
-                error.param = self._renamed(error.param)
+            error.rename(self._renamed)
             raise
 
     def _renamed(self, field: str) -> str:
-        # A name that the client made up, such as a tool's, may have no place.
-        field = MESSAGE.sub(lambda match: self._places.get(match[0], match[0]), NESTED.sub("", field))
-        return re.sub(rf"\b({'|'.join(self._names)})\b", lambda match: self._names[match[0]], field)
+        """Return the field of the request for a field of the chat, such as `messages[1].content[0].text`."""
+        first, *others = field.split(".")
+        names = [first, *(name for name in others if name not in NESTED)]
+        for size in (2, 1):  # a part of a message has its own place
+            if place := self._places.get(".".join(names[:size])):
+                return ".".join([place, *map(self._own_name, names[size:])])
+        return ".".join(map(self._own_name, names))
+
+    def _own_name(self, name: str) -> str:
+        name, bracket, index = name.partition("[")
+        return self._names.get(name, name) + bracket + index
 
 
 def text_part(text: str, place: str) -> PlacedPart:

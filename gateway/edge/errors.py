@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -27,7 +28,7 @@ CLIENT_CODES = (CONTEXT_LENGTH, INVALID_VALUE)
 class ApiError(Exception):
     """An error that a client gets, in the form of the API that it uses.
 
-    `param` names the field of the request, such as `input[3]`.
+    `param` names the field of the request, such as `input[3]`, and `others` those that the message names beside it.
     """
 
     def __init__(
@@ -38,17 +39,29 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
         details: Mapping[str, Any] | None = None,
+        others: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.text = TypedError.from_sentence(status, message, fields=[param, *others] if param else ())
         self.code = code
         self.headers = dict(headers or {})
         self.details = details  # that clients of Anthropic's API read
         self.typed: TypedError | None = None  # of the model, if the request is wrong
         self.cause = ""  # what the log shows beside the status
         self.outage: str | None = None  # the system that may answer in a moment, because Triton or its process restarts
+
+    @property
+    def message(self) -> str:
+        return self.text.sentence
+
+    @property
+    def param(self) -> str | None:
+        return self.text.fields[0] if self.text.fields else None
+
+    def rename(self, new_name: Callable[[str], str]) -> None:
+        """Let the error name its fields as another API does."""
+        self.text = replace(self.text, fields=[*map(new_name, self.text.fields)])
 
     @property
     def type(self) -> str:
@@ -148,7 +161,8 @@ def about_request(error: ApiError, fields: Mapping[str, str], rows: Mapping[str,
             return error
         names[0] = first[typed.index]
     code = typed.code if typed.code in CLIENT_CODES else None
-    return ApiError(error.status, typed.message.format(*[f"'{name}'" for name in names]), names[0], code)
+    message = typed.message.format(*[f"'{name}'" for name in names])
+    return ApiError(error.status, message, names[0], code, others=names[1:])
 
 
 def is_not_loaded(error: grpc.RpcError) -> bool:

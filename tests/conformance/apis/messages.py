@@ -31,6 +31,8 @@ WRONG = [
     Wrong("messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     Wrong("messages", {"tools": [{"input_schema": SCHEMA}]}, "tools[0].name"),
     Wrong("messages", {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+    # A tool with the name of a field of chats keeps it.
+    Wrong("messages", {"tools": [{"name": "stop", "input_schema": {"type": "array"}}]}, "stop"),
     Wrong("messages", {"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
     Wrong("messages", {"output_config": {"effort": "huge"}}, "output_config.effort"),
     Wrong("messages", {"container": "c"}, "container"),
