@@ -34,7 +34,11 @@ Sender = Callable[[int], Coroutine[Any, Any, object]]
 
 
 class RefusedError(Exception):
-    """The server answered with another HTTP status than 200."""
+    """The server answered with another HTTP status than 200, or, if the status is None, with an error of gRPC."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class WrongError(Exception):
@@ -49,12 +53,13 @@ class Outcome(NamedTuple):
     seconds: float
     kind: str  # RIGHT; FAILED: an error; WRONG: another answer; LOST: neither answer nor error
     error: str = ""
+    status: int | None = None  # of HTTP, if it is not 200
 
 
 async def outcome(route: str, answer: Awaitable[object], timeout: float = TIMEOUT_S) -> Outcome:
     """Wait for the answer, and return what became of the request. The caller awaits this at once after it has sent."""
     sent_at = time.monotonic()
-    kind, error = RIGHT, ""
+    kind, error, status = RIGHT, "", None
     try:
         async with asyncio.timeout(timeout):
             await answer
@@ -62,13 +67,15 @@ async def outcome(route: str, answer: Awaitable[object], timeout: float = TIMEOU
         kind, error = LOST, f"no answer within {timeout:g} s"
     except grpc.RpcError as failure:
         kind, error = FAILED, f"{failure.code().name} {(failure.details() or '')[:120]}"
-    except (RefusedError, OSError) as failure:
+    except RefusedError as failure:
+        kind, error, status = FAILED, str(failure), failure.status
+    except OSError as failure:
         kind, error = FAILED, str(failure)
     except WrongError as failure:
         kind, error = WRONG, str(failure)
     except (ValueError, KeyError, IndexError, TypeError) as failure:
         kind, error = WRONG, f"the answer cannot be read ({failure})"
-    return Outcome(route, sent_at, time.monotonic() - sent_at, kind, error)
+    return Outcome(route, sent_at, time.monotonic() - sent_at, kind, error, status)
 
 
 class Load:
@@ -168,7 +175,7 @@ class Response(NamedTuple):
     def check(self) -> Response:
         """Raise RefusedError unless the status is 200."""
         if self.status != 200:
-            raise RefusedError(f"{self.status} {self.body[:200].decode(errors='replace')}")
+            raise RefusedError(f"{self.status} {self.body[:200].decode(errors='replace')}", self.status)
         return self
 
 

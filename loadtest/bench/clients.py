@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -191,7 +192,7 @@ def run(clients: Clients) -> Window:
         if opened <= ended < closed:
             if end.kind == RIGHT:
                 window.accepted.append(end.seconds * 1000)
-            elif end.error.startswith("429 "):
+            elif end.status == HTTPStatus.TOO_MANY_REQUESTS:
                 window.refused.append(end.seconds * 1000)
             else:
                 window.failures.append(end.error)

@@ -149,7 +149,7 @@ async def refusal(answer: Awaitable[object]) -> None:
     try:
         await answer
     except RefusedError as error:
-        if not str(error).startswith("4"):
+        if error.status is None or not 400 <= error.status < 500:
             raise RefusedError(f"a bad request got {error}") from None
     except grpc.RpcError as error:
         if error.code() not in REFUSALS:

@@ -21,7 +21,7 @@ class Sample(NamedTuple):
 
     `at` counts seconds from when the window opened; in a finished window, from when the comparison began. In an open
     loop, `latency_ms` counts from when the request arrived, and a user sent it `late_ms` after that. `amount` counts
-    what the request had of its unit, such as seconds of sound.
+    what the request had of its unit, such as seconds of sound. A server that has enough to do refuses requests (429).
     """
 
     at: float
@@ -29,6 +29,7 @@ class Sample(NamedTuple):
     error: str
     late_ms: float = 0.0
     amount: float = 1.0
+    is_refused: bool = False
 
     @property
     def arrived(self) -> float:

@@ -12,6 +12,7 @@ import random
 import re
 import time
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -271,6 +272,10 @@ def answer_defect(kind: str, content: bytes) -> str:
     return "" if isinstance(body, dict) and body.get(answers) else f"the response has no {answers}"
 
 
+class TooManyRequestsError(ValueError):
+    """The gateway refused a request, because it has enough to do."""
+
+
 class GatewayUser(TritonUser):
     """Sends JSON to the gateway, as clients of OpenAI's API do, but speaks HTTP by itself.
 
@@ -300,7 +305,8 @@ class GatewayUser(TritonUser):
         try:
             status, body = self.exchange(request)
             if status != 200:
-                exception = ValueError(f"{status} {body[:200].decode(errors='replace')}")
+                kind = TooManyRequestsError if status == HTTPStatus.TOO_MANY_REQUESTS else ValueError
+                exception = kind(f"{status} {body[:200].decode(errors='replace')}")
             elif reason := answer_defect(self.traffic.job.kind, body):
                 exception = ValueError(reason)
         except OSError as error:

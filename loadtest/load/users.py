@@ -9,7 +9,7 @@ import psutil
 from locust.env import Environment
 
 from loadtest.load.arrivals import Sample
-from loadtest.load.locust_users import AMOUNT, LATE_MS, Job, Traffic, user_class
+from loadtest.load.locust_users import AMOUNT, LATE_MS, Job, TooManyRequestsError, Traffic, user_class
 
 
 class Meter:
@@ -43,7 +43,8 @@ class Meter:
         at = time.perf_counter() - self.opened
         text = str(exception) if exception else ""
         late_ms, amount = context.get(LATE_MS, 0.0), context.get(AMOUNT, 1.0)
-        self.samples.append(Sample(at, response_time, text, late_ms, amount))
+        is_refused = isinstance(exception, TooManyRequestsError)
+        self.samples.append(Sample(at, response_time, text, late_ms, amount, is_refused))
 
 
 class Users:

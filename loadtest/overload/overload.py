@@ -60,7 +60,6 @@ ARRIVED_FROM = 0.9
 OWN_CPU_FROM = 0.5
 # The 95th percentile of admitted requests, as a multiple of requests in flight / answers per second: measured 1.23.
 QUEUE_TO_P95 = 1.25
-REFUSED = "429 "  # how GatewayUser begins the error
 # The opener of triton_transformers.http has a context from before gevent replaced `ssl`: over TLS, one request through
 # it would hold up all users.
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=TLS))
@@ -78,7 +77,7 @@ def figures(samples: Sequence[Sample], seconds: float, target_ms: float) -> Resu
     """Return the numbers of a window of this length, from all samples until the last response."""
     arrived = arrived_within(samples, seconds)
     accepted = [sample.latency_ms for sample in arrived if not sample.error]
-    refusals = [sample for sample in arrived if sample.error.startswith(REFUSED)]
+    refusals = [sample for sample in arrived if sample.is_refused]
     refused = [sample.latency_ms for sample in refusals]
     sent = [sample for sample in arrived if sample.error != GIVEN_UP]
     answered = [sample.latency_ms for sample in samples if 0 <= sample.at < seconds and not sample.error]
@@ -137,7 +136,7 @@ def timeline(samples: Sequence[Sample], target_ms: float) -> list[Second]:
     for number in range(math.floor(last) + 1):
         ended = [sample for sample in samples if number <= sample.at < number + 1]
         latencies = [sample.latency_ms for sample in ended if not sample.error]
-        refused = sum(sample.error.startswith(REFUSED) for sample in ended)
+        refused = sum(sample.is_refused for sample in ended)
         in_time = sum(latency <= target_ms for latency in latencies)
         seconds.append(
             {

@@ -272,6 +272,7 @@ def test_user_of_the_gateway_keeps_its_connection_after_an_answer(sent):
 def test_user_of_the_gateway_that_was_refused_leaves_its_connection(sent, reply, error):
     gateway, samples = sent([reply, [response(b"200 OK", ANSWER)]])
     assert [sample.error for sample in samples] == [error, ""]
+    assert [sample.is_refused for sample in samples] == [error.startswith("429"), False]
     assert gateway.connections == 2
 
 

@@ -15,8 +15,8 @@ def test_figures_count_each_request_once():
     samples = [
         Sample(1.0, 500.0, ""),
         Sample(2.0, 100.0, ""),
-        Sample(1.5, 4.0, REFUSAL, late_ms=1.0),
-        Sample(1.6, 8.0, REFUSAL, late_ms=3.0),
+        Sample(1.5, 4.0, REFUSAL, late_ms=1.0, is_refused=True),
+        Sample(1.6, 8.0, REFUSAL, late_ms=3.0, is_refused=True),
         Sample(1.7, 3.0, "500 the server failed"),
         Sample(3.0, 200.0, GIVEN_UP),
         Sample(0.1, 300.0, ""),  # arrived before the window, and was answered in it
@@ -55,7 +55,7 @@ def test_timeline_counts_the_responses_of_each_second():
     samples = [
         Sample(0.5, 100.0, ""),
         Sample(0.9, 900.0, ""),
-        Sample(0.7, 4.0, REFUSAL),
+        Sample(0.7, 4.0, REFUSAL, is_refused=True),
         Sample(2.5, 100.0, ""),
         Sample(2.6, 3.0, "500 the server failed"),
         Sample(2.7, 200.0, GIVEN_UP),

@@ -239,9 +239,9 @@ def test_process_is_named_for_its_program(line: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (answered(RefusedError("400 wrong type")), RIGHT),
-        (answered(RefusedError("404 no such model")), RIGHT),
-        (answered(RefusedError("500 crashed")), FAILED),
+        (answered(RefusedError("400 wrong type", 400)), RIGHT),
+        (answered(RefusedError("404 no such model", 404)), RIGHT),
+        (answered(RefusedError("500 crashed", 500)), FAILED),
         (answered(rpc_error(grpc.StatusCode.INVALID_ARGUMENT, "wrong type")), RIGHT),
         (answered(rpc_error(grpc.StatusCode.INTERNAL, "crashed")), FAILED),
         (answered(ConnectionResetError("reset")), FAILED),
@@ -269,7 +269,7 @@ class FakeClients(Clients):
         }
 
     def bad_requests(self, route: str) -> list[Callable[[], Awaitable]]:
-        return [lambda: answered(RefusedError("400"))]
+        return [lambda: answered(RefusedError("400", 400))]
 
     async def aclose(self) -> None:
         pass
@@ -300,7 +300,7 @@ def test_steady_load_lets_few_requests_wait_on_a_slow_route(monkeypatch) -> None
             begun.append(texts)
             while not is_over.is_set():
                 await asyncio.sleep(0.01)
-            raise RefusedError("503")
+            raise RefusedError("503", 503)
 
     with steady_load(SlowClients, KNOWN) as load:
         end = time.monotonic() + 60
