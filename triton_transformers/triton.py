@@ -27,7 +27,6 @@ ADMIN_HEADER = "triton-admin-key"
 GRPC_ADMIN_HEADER = f"triton-grpc-protocol-{ADMIN_HEADER}"
 LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 # Ends the error of a request that Triton did not answer in time, over HTTP and gRPC: a slow load is no crash.
-TIMED_OUT = "timed out"
 # The parameter of a generating model with the maximum number of texts that run together, and what a model without it
 # has: its backend's default, which is this or the batch size of a compiled model.
 TEXT_LIMIT, DEFAULT_TEXT_LIMIT = "max_batch", 32
@@ -44,6 +43,10 @@ class TritonError(Exception):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class TimedOutError(TritonError):
+    """Triton did not answer within the time that the caller gave it."""
 
 
 def called(config: Config) -> list[str]:
@@ -209,7 +212,7 @@ class Triton:
                 if status := statuses.get(error.code()):
                     raise TritonError(text, status) from None
                 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                    text = TIMED_OUT
+                    raise TimedOutError(f"{self.grpc_address} does not answer: timed out") from None
                 raise TritonError(f"{self.grpc_address} does not answer: {text}") from None
 
     def _with_cores(self, model: str) -> Config | None:
@@ -258,7 +261,9 @@ class Triton:
                 text = text or error.reason
             raise TritonError(reason(str(text)), error.code) from None
         except (OSError, http.client.HTTPException) as error:
-            raise TritonError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
+            cause = getattr(error, "reason", error)
+            kind = TimedOutError if isinstance(cause, TimeoutError) else TritonError
+            raise kind(f"{self.url} does not answer: {cause}") from None
         except ValueError:
             raise TritonError(f"{self.url} is not a Triton server: it did not answer {path} with JSON") from None
 

@@ -10,6 +10,7 @@ _NO_SERVER = r"connections to all backends failing|failed to connect"  # gRPC's
 _CRASHED = r"Stub process .* is not healthy"
 _OUTAGE = re.compile(rf"{_NO_SERVER}|{_CRASHED}|Server is stopping")
 _NOT_REPORTED = re.compile(r"is not healthy|health mutex")
+_NO_SHARED_MEMORY = re.compile(r"shared memory (key|pool).*No space left on device", re.DOTALL)
 _WRONG_TENSOR = re.compile(r"unexpected (shape|data ?type|datatype|inference input)|input '")
 
 
@@ -31,6 +32,23 @@ def is_outage(message: str) -> bool:
 def is_unreported(message: str) -> bool:
     """Return whether a Python process did not report in time, as happens on a busy machine: Triton waits for 1 s."""
     return bool(_NOT_REPORTED.search(message))
+
+
+def is_full_memory(message: str) -> bool:
+    """Return whether /dev/shm is full."""
+    return bool(_NO_SHARED_MEMORY.search(message))
+
+
+def is_unreadable_model(message: str) -> bool:
+    """Return whether a model's folder cannot be read. The message has no reason: see `polling_error`."""
+    return "failed to poll" in message
+
+
+def polling_error(log: str, model: str) -> str:
+    """Return what Triton logged last about the model's folder, or nothing."""
+    poll = rf"(?:ModelConfig: (.*)\n)?.*Poll failed for model directory '{re.escape(model)}': (.*)\""
+    errors = re.findall(poll, log)
+    return ": ".join(filter(None, reversed(errors[-1]))) if errors else ""
 
 
 def is_crash(message: str) -> bool:

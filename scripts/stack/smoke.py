@@ -25,6 +25,7 @@ from triton_transformers.tasks.examples import Traits
 from triton_transformers.tasks.table import TASKS
 from triton_transformers.tasks.task import PIPELINE
 from triton_transformers.triton import Triton, TritonError, engines
+from triton_transformers.triton_messages import is_unknown_model
 
 TEXT = "Dynamic batching in one sentence, 안녕하세요"
 SHORT = "Which one?"
@@ -111,7 +112,7 @@ def attempt(triton: Triton, name: str, limits: Limits, running: dict[str, str] |
             compare(rows, alone, answers, description, limits)
         return ""
     except (TritonError, SmokeError) as error:
-        return "it is not served" if "unknown model" in str(error) else str(error)
+        return "it is not served" if is_unknown_model(str(error)) else str(error)
 
 
 def examples(config: dict[str, Any], composing: dict[str, dict[str, Any]]) -> list[list[Tensor]]:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.markup import escape
 
 from triton_transformers.cli import err, out
 from triton_transformers.files import write_atomically
 from triton_transformers.protocol import REQUESTED
 from triton_transformers.settings import UserError
 from triton_transformers.tasks.kinds import listed_names
-from triton_transformers.triton import TIMED_OUT, Triton, TritonError
-from triton_transformers.triton_messages import is_unreported
+from triton_transformers.triton import TimedOutError, Triton, TritonError
+from triton_transformers.triton_messages import is_full_memory, is_unreadable_model, is_unreported, polling_error
 
 # How often to load a model whose Python process did not report to Triton in time.
 ATTEMPTS = 3
-# Triton's words for a full /dev/shm.
-NO_SHARED_MEMORY = re.compile(r"shared memory (key|pool).*No space left on device", re.DOTALL)
 
 
 class StillLoadingError(UserError):
@@ -187,9 +182,9 @@ class ModelControl:
             try:
                 with err.status(f"{system}: waiting for a load that an interrupted command began"):
                     self.triton.load(system, timeout=self.timeout)
+            except TimedOutError:
+                raise self._still_loading(system) from None
             except TritonError as error:
-                if error.status is None and TIMED_OUT in str(error):
-                    raise self._still_loading(system) from None
                 if error.status is None:
                     raise
 
@@ -233,38 +228,24 @@ class ModelControl:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return self.triton.load(model, timeout=self.timeout)
+            except TimedOutError:
+                raise self._still_loading(system) from None
             except TritonError as error:
                 repeatable = attempt < ATTEMPTS
-                if error.status is None and TIMED_OUT in str(error):
-                    raise self._still_loading(system) from None
                 if repeatable and error.status is None:
                     err.print(f"[yellow]{system}:[/] the server crashed and is restarted. Loading the system again")
                     self.wait_until_live()
                     continue
                 if repeatable and is_unreported(str(error)):
-                    err.print(
-                        f"[yellow]{system}:[/] {escape(self._hung_process() or str(error))}. Loading the system again"
-                    )
+                    # The watchdog ends such a process.
+                    late = f"a process of model '{model}' did not report to Triton in time"
+                    err.print(f"[yellow]{system}:[/] {late}. Loading the system again")
                     continue
                 reason = str(error)
-                if "failed to poll" in reason:
-                    reason += f" ({self._polling_error(model)})"
-                elif NO_SHARED_MEMORY.search(reason):
+                if is_unreadable_model(reason):
+                    reason += f" ({polling_error(self.log(), model) or '`make logs` shows why'})"
+                elif is_full_memory(reason):
                     reason = self.full_memory()
                 elif error.status is None:
                     reason = self.cause() or reason
                 raise UserError(f"model '{model}' did not load{consequence}: {reason}") from None
-
-    def _polling_error(self, model: str) -> str:
-        """Return what Triton logged last about the model's folder. Its answer has no reason."""
-        poll = rf"(?:ModelConfig: (.*)\n)?.*Poll failed for model directory '{re.escape(model)}': (.*)\""
-        errors = re.findall(poll, self.log())
-        if not errors:
-            return "`make logs` shows why"
-        wrong_line, reason = errors[-1]
-        return f"{reason}: {wrong_line}" if wrong_line else reason
-
-    def _hung_process(self) -> str:
-        """Return the watchdog's last line about a process that it ended, or nothing."""
-        lines = re.findall(r"watchdog: (process \d+ of model .*)", self.log())
-        return lines[-1] if lines else ""

@@ -10,11 +10,11 @@ import pytest
 from scripts.stack.local.shared_memory import SHOWN, occupancy
 from scripts.stack.systems import ModelControl, ServedSystems
 from triton_transformers.settings import UserError
-from triton_transformers.triton import TritonError
+from triton_transformers.triton import TimedOutError, TritonError
 
 UNHEALTHY = TritonError("load failed for model 'spam': Stub process 'spam_0_0' is not healthy.", 400)
 CRASHED = TritonError("http://127.0.0.1:8000 does not answer: closed")
-TOO_SLOW = TritonError("http://127.0.0.1:8000 does not answer: timed out")
+TOO_SLOW = TimedOutError("http://127.0.0.1:8000 does not answer: timed out")
 
 
 class StandIn:
@@ -59,13 +59,12 @@ def triton():
 def control(triton, tmp_path):
     for name in triton.steps:
         (tmp_path / name).mkdir()
-    log = "watchdog: process 7 of model 'spam' did not report to Triton in time; ended it"
     return ModelControl(
         triton,
         ServedSystems(tmp_path),
         tmp_path,
         5,
-        lambda: log,
+        lambda: "",
         lambda: triton.calls.append(("wait", "")),
         lambda: "/dev/shm is full, 0 bytes are free",
         lambda system: [system, *triton.assembled.get(system, triton.steps[system])],
@@ -121,7 +120,7 @@ def test_failed_load_is_refused_with_the_reason_and_keeps_no_other_from_loading(
         (
             UNHEALTHY,
             ["load", "load"],
-            "spam: process 7 of model 'spam' did not report to Triton in time; ended it. Load",
+            "spam: a process of model 'spam' did not report to Triton in time. Loading the system again",
         ),
         (CRASHED, ["load", "wait", "load"], "spam: the server crashed and is restarted. Loading the system again"),
     ],
