@@ -69,7 +69,7 @@ class Image:
             if done.returncode == 0:
                 return True
             problem = (done.stderr.strip().splitlines() or ["docker buildx failed"])[-1]
-            if problem.endswith(f"{pushed}: not found"):
+            if problem.endswith(f"{pushed}: not found"):  # buildx's words: it has no exit status of its own for this
                 return False
         err.print(f"[yellow]could not ask the registry whether it has {self.name}:[/] {escape(problem)}")
         return True

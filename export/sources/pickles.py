@@ -19,6 +19,7 @@ from rich.markup import escape
 from export.checkpoint.unsupported import INDEX, read_json
 from triton_transformers.cli import err, out
 from triton_transformers.settings import ROOT, Settings, UserError
+from triton_transformers.torch_messages import is_out_of_memory, refused_global
 
 if TYPE_CHECKING:
     import torch
@@ -171,9 +172,9 @@ def reason(error: Exception) -> str:
     """Return why a file is not read, as the end of a sentence about it."""
     if isinstance(error, UnreadableError):
         return str(error)
-    if code := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        return f"holds code ({code[1]}), which was not run: {SAVE}"
-    if isinstance(error, MemoryError) or "memory" in str(error):
+    if code := refused_global(str(error)):
+        return f"holds code ({code}), which was not run: {SAVE}"
+    if isinstance(error, MemoryError) or is_out_of_memory(str(error)):
         return "takes more memory than its size explains, or than is free: choose another model"
     kind = type(error).__name__
     return f"is damaged, or holds more than tensors, and nothing of it was run ({kind}): download it again, or {SAVE}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,11 +25,11 @@ from serving.pipelines.outputs import encoded
 from serving.triton.backend import BatchBackend
 from serving.triton.parameters import flag_parameter, int_parameter, parameter
 from serving.triton.types import BadRequest, InstanceArgs, ModelConfig, Tensors
+from triton_transformers.torch_messages import is_of_state
 
 OUTPUTS = "outputs"
-# The errors that come from the server's state, not from a request. PyTorch raises RuntimeError for all kinds.
+# The errors that come from the server's state, not from a request.
 OWN_ERRORS = (MemoryError, torch.OutOfMemoryError, OSError, ImportError)
-OF_STATE = re.compile("memory|CUDA|cuDNN|CUBLAS", re.IGNORECASE)
 # The parameters of rows that run alone: a seed gives the same answer alone only, and transformers reads the language of
 # a batch from its first row.
 ALONE = {"seed", "return_language"}
@@ -168,10 +167,11 @@ def as_request_error(error: Exception, parameters: Mapping[str, Any]) -> Excepti
 
     Only a ValueError of transformers has a sentence for people.
     """
-    of_state = isinstance(error, RuntimeError) and OF_STATE.search(str(error))
+    of_state = isinstance(error, RuntimeError) and is_of_state(str(error))
     if of_state or isinstance(error, (BadRequest, *OWN_ERRORS)):
         return error
     names = f" with the parameters {', '.join(parameters)}" if parameters else ""
     reason = f": {' '.join(str(error).split())[:300]}" if isinstance(error, ValueError) else ""
+    # transformers' own words, which name a parameter or not.
     fields = [name for name in {**parameters, **parameters.get("generate_kwargs", {})} if name in reason]
     return BadRequest(f"the pipeline does not take this input{names}{reason}", *fields)
