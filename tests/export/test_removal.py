@@ -14,9 +14,9 @@ from export.record import Record, read_record
 from export.removal import removable, remove
 from export.sources.source import Weights
 from scripts.stack.local.stack import LocalStack
+from tests.support.model_control import READY, ControlledModels
 from triton_transformers.model_config import CONFIGS, DIGEST, digest_line
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.triton import TritonError
 
 ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling {{ step [ {{ model_name: "{step}" model_version: -1 }} ] }}\n'
 
@@ -81,23 +81,12 @@ def test_removal_unloads_parts_of_a_system_that_did_not_load(tmp_path, monkeypat
     assemble(tmp_path / "models", "spam", ("encoder", "tokenizer"))
     paths = {"LOCAL_STATE": "state", "MODEL_REPOSITORY": "models", "REPORTS": "reports"}
     stack = LocalStack(Settings.load().replace(**{name: str(tmp_path / path) for name, path in paths.items()}))
-    unloaded: list[str] = []
-
-    class Triton:
-        def index(self):
-            return {"spam_tokenizer": ("READY", "")}
-
-        def composing(self, name):
-            if name not in self.index():
-                raise TritonError(f"unknown model {name}", 400)
-            return {name: {}}
-
-        unload = unloaded.append
-
+    triton = ControlledModels()
+    triton.states = {"spam_tokenizer": READY}
     monkeypatch.setattr(LocalStack, "running", lambda self: True)
-    stack.__dict__["triton"] = Triton()
+    stack.__dict__["triton"] = triton
     stack.remove("spam")
-    assert unloaded == ["spam_tokenizer"]
+    assert triton.calls == [("unload", "spam_tokenizer")]
     assert tree(tmp_path / "models") == set()
 
 

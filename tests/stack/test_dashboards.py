@@ -11,11 +11,9 @@ import json
 import math
 import re
 import subprocess
-import threading
 import time
 import urllib.request
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -31,6 +29,7 @@ from tests.support.checkpoints import language
 from tests.support.dashboards import ALL, PANELS
 from tests.support.embedding import embed
 from tests.support.generation import settled
+from tests.support.http_servers import script
 from tests.support.stacks import COMMAND_S, TestStack
 from triton_transformers.files import write_atomically
 from triton_transformers.prometheus import Prometheus
@@ -70,29 +69,13 @@ def recorded_names() -> set[str]:
 @pytest.fixture(scope="module")
 def recorded():
     """Serve the recorded samples; return the addresses."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = (RECORDED / Path(self.path).name).read_bytes()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield [
-        {
-            "labels": {"job": path.stem, "__metrics_path__": f"/{path.name}"},
-            "targets": [f"127.0.0.1:{server.server_port}"],
-        }
-        for path in sorted(RECORDED.iterdir())
-    ]
-    server.shutdown()
-    server.server_close()
+    paths = sorted(RECORDED.iterdir())
+    kind = {"Content-Type": "text/plain; version=0.0.4"}
+    with script({f"/{path.name}": (200, kind, path.read_bytes()) for path in paths}) as server:
+        address = server.url.removeprefix("http://")
+        yield [
+            {"labels": {"job": path.stem, "__metrics_path__": f"/{path.name}"}, "targets": [address]} for path in paths
+        ]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 
 from gateway.edge import monitoring
 from gateway.page import front
+from tests.support.http_servers import Answer, script
 from tests.support.triton_stand_in import (
     COUNTED,
     GENERATION_INPUTS,
@@ -144,27 +144,17 @@ class PrometheusStandIn:
     def __init__(self) -> None:
         self.gate, self.received = threading.Event(), threading.Event()
         self.gate.set()
-        stand_in = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                stand_in.answer(self)
-
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_address[1]
+        self._server = script(self.answer)
 
     def __enter__(self) -> PrometheusStandIn:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.port = int(self._server.__enter__().url.rpartition(":")[2])
         return self
 
     def __exit__(self, *_: object) -> None:
         self.gate.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.__exit__(None, None, None)
 
-    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+    def answer(self, path: str) -> Answer:
         self.received.set()
         self.gate.wait(WAIT_S)
         labels = [({"figure": figure, "model": name}, own[figure]) for name, own in FIGURES.items() for figure in own]
@@ -176,7 +166,4 @@ class PrometheusStandIn:
             ({"figure": "in_flight"}, 12),
         ]
         result = [{"metric": metric, "value": [0, str(value)]} for metric, value in labels]
-        with contextlib.suppress(OSError):  # the gateway waits only for so long
-            request.send_response(200)
-            request.end_headers()
-            request.wfile.write(json.dumps({"data": {"resultType": "vector", "result": result}}).encode())
+        return 200, {}, json.dumps({"data": {"resultType": "vector", "result": result}}).encode()

@@ -14,7 +14,7 @@ import pytest
 from gateway.triton.inference import rpc_error
 from tests.support.awaitables import answered, never
 from triton_transformers import load
-from triton_transformers.load import FAILED, LOST, RIGHT, WRONG, Connection, KnownVectors, Load, WrongError, outcome
+from triton_transformers.load import FAILED, LOST, RIGHT, WRONG, KnownVectors, Load, WrongError, outcome
 
 KNOWN = KnownVectors(np.array([[0.6, 0.8], [0.8, -0.6]]))
 
@@ -99,70 +99,3 @@ def test_unexpected_error_of_a_user_ends_the_load_and_is_reported() -> None:
             time.sleep(0.01)
     (problem,) = load.problems
     assert problem.startswith("the clients stopped: RuntimeError('unexpected') at ")
-
-
-# --- connections ------------------------------------------------------------------------------------------------------
-
-ANSWER, REFUSAL = b'{"data": [1]}', b'{"error": {}}'
-
-
-def response(status: bytes, body: bytes, *headers: bytes) -> bytes:
-    head = b"\r\n".join([b"HTTP/1.1 " + status, b"Content-Length: %d" % len(body), *headers])
-    return head + b"\r\n\r\n" + body
-
-
-def exchanged(replies: list[list[bytes]]) -> tuple[list[str], list[bytes], int]:
-    """Send a request for each reply to a server that replies in pieces, or closes the connection.
-
-    Return what became of them, what the server received, and the number of connections.
-    """
-    received, connections = [], 0
-    remaining = iter(replies)
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        while request := await reader.read(65_536):
-            received.append(request)
-            pieces = next(remaining)
-            for piece in pieces:
-                writer.write(piece)
-                await asyncio.sleep(0.01)
-            if not pieces:
-                break
-        writer.close()
-
-    async def run() -> list[str]:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            connection = Connection("{}:{}".format(*server.sockets[0].getsockname()))
-            ends = []
-            for _ in replies:
-                end = await outcome("", connection.ask(load.post(connection.address, "/a", b"question")))
-                ends.append(end.error or end.kind)
-            connection.close()
-            await asyncio.sleep(0.01)
-            return ends
-
-    return asyncio.run(run()), received, connections
-
-
-def test_connection_is_kept_and_reads_a_response_in_pieces() -> None:
-    whole = response(b"200 OK", ANSWER)
-    ends, received, connections = exchanged([[whole], [whole[:20], whole[20:-3], whole[-3:]]])
-    assert (ends, connections) == ([RIGHT, RIGHT], 1)
-    head, _, body = received[0].partition(b"\r\n\r\n")
-    assert head.startswith(b"POST /a HTTP/1.1\r\nHost: 127.0.0.1:")
-    assert b"\r\nContent-Length: 8\r\nContent-Type: application/json" in head
-    assert body == b"question"
-
-
-@pytest.mark.parametrize(
-    ("reply", "end", "connections"),
-    [
-        ([response(b"429 Too Many Requests", REFUSAL)], '429 {"error": {}}', 1),
-        ([response(b"200 OK", ANSWER, b"Connection: close")], RIGHT, 2),
-        ([], "the connection was closed without an answer", 2),
-    ],
-)
-def test_closed_connection_opens_again(reply: list[bytes], end: str, connections: int) -> None:
-    assert exchanged([reply, [response(b"200 OK", ANSWER)]])[::2] == ([end, RIGHT], connections)

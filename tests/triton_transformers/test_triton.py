@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import grpc
 import pytest
 
+from tests.support.http_servers import script
 from tests.support.triton_stand_in import Failure, TritonStandIn
 from triton_transformers.ports import free_ports
 from triton_transformers.triton import Triton, TritonError
@@ -58,29 +57,13 @@ def test_refused_load_has_the_status_of_http(
 
 
 def test_error_within_a_stream_is_raised() -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'data: {"text": "It"}\n\ndata: {"error": "out of memory"}\n\n')
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.handle_request).start()
-        with pytest.raises(TritonError, match="out of memory"):
-            Triton(f"http://127.0.0.1:{server.server_port}").stream("spam_stream", {"prompt": "It"})
+    events = b'data: {"text": "It"}\n\ndata: {"error": "out of memory"}\n\n'
+    with script([(200, {}, events)]) as server, pytest.raises(TritonError, match="out of memory"):
+        Triton(server.url).stream("spam_stream", {"prompt": "It"})
 
 
 def test_load_uses_http_if_the_grpc_port_is_closed() -> None:
-    received = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.handle_request).start()
+    with script([(200, {}, b"")]) as server:
         closed = f"http://127.0.0.1:{free_ports(1)[0]}"
-        Triton(f"http://127.0.0.1:{server.server_port}", "secret", closed).load("encoder")
-    assert received == ["/v2/repository/models/encoder/load"]
+        Triton(server.url, "secret", closed).load("encoder")
+    assert [request.path for request in server.received] == ["/v2/repository/models/encoder/load"]

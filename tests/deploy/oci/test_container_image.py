@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 
 from deploy.oci.container_image import Image
 from deploy.oci.deployment import read
 from deploy.oci.limits import check_image
+from tests.support.http_servers import script
 from tests.support.oci import write_deployment
 
 DIGEST = f"sha256:{'1' * 64}"
@@ -121,34 +118,12 @@ MANIFEST = json.dumps({"schemaVersion": 2, "mediaType": KIND, "config": CONFIG, 
 STORED = f"sha256:{sha256(MANIFEST).hexdigest()}"
 
 
-@contextmanager
-def registry() -> Iterator[str]:
-    """Serve a stand-in for a registry: it has the image `stored`, wants a login for `private`, fails for `broken`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            codes = {"stored": 200, "private": 401, "broken": 500}
-            code = 200 if self.path == "/v2/" else codes.get(self.path.split("/")[2], 404)
-            body = MANIFEST if code == 200 else b"{}"
-            self.send_response(code)
-            self.send_header("Content-Type", KIND if code == 200 else "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Docker-Content-Digest", STORED)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield "127.0.0.1:{1}".format(*server.server_address)
-        finally:
-            server.shutdown()
+def registry(path: str) -> tuple[int, dict[str, str], bytes]:
+    """Answer as a registry that has the image `stored`, wants a login for `private`, and fails for `broken`."""
+    codes = {"stored": 200, "private": 401, "broken": 500}
+    code = 200 if path == "/v2/" else codes.get(path.split("/")[2], 404)
+    headers = {"Content-Type": KIND if code == 200 else "application/json", "Docker-Content-Digest": STORED}
+    return code, headers, MANIFEST if code == 200 else b"{}"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +133,8 @@ def registry() -> Iterator[str]:
 def test_real_docker_client_is_understood(capsys, repository, pushed, message):
     if not shutil.which("docker") or subprocess.run(["docker", "buildx", "ls"], capture_output=True).returncode:
         pytest.skip("this machine has no docker buildx")
-    with registry() as host:
+    with script(registry) as server:
+        host = server.url.removeprefix("http://")
         digest = STORED if repository == "stored" else DIGEST
         assert image(f"{host}/{repository}:1.0", digest=digest).is_pushed() == pushed
     notice = capsys.readouterr().err

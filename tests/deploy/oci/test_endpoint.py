@@ -7,8 +7,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +23,7 @@ from deploy.oci.predict import (
     read_form,
     read_request,
 )
+from tests.support.http_servers import DROP, HANG, Script, script
 from tests.support.stacks import wait_for
 from triton_transformers import settings as common
 from triton_transformers.model_config import ModelConfig
@@ -32,66 +31,44 @@ from triton_transformers.settings import ROOT, Settings, UserError
 
 SECRET = "a confidential prompt"
 OK = (200, {"outputs": [{"name": "out", "datatype": "BYTES", "shape": [1], "data": [" on"]}]}, {})
-HANG, DROP = "hang", "drop"
 
 
 @dataclass
 class Service:
     """Stands in for a deployment: gives its answers in turn, then repeats the last one."""
 
-    url: str
-    answers: list = field(default_factory=list)
-    requests: list[tuple[dict, dict]] = field(default_factory=list)  # headers, body
+    script: Script
     pauses: list[float] = field(default_factory=list)
 
     def endpoint(self, *answers: object, **options: object) -> Endpoint:
-        self.answers = list(answers)
-        return Endpoint(self.url, None, **options)
+        self.script.received.clear()
+        self.script.answers = [answer if answer in (HANG, DROP) else sent(*answer) for answer in answers]
+        return Endpoint(f"{self.script.url}/predict", None, **options)
+
+    @property
+    def requests(self) -> list[tuple[dict, dict]]:
+        """Return the headers and the body of each request."""
+        return [(request.headers, json.loads(request.body)) for request in self.script.received]
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1
-    disable_nagle_algorithm = True
-
-    def do_POST(self) -> None:
-        service = self.server.service
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        service.requests.append((dict(self.headers), json.loads(body)))
-        answer = service.answers[min(len(service.requests), len(service.answers)) - 1]
-        if answer in (HANG, DROP):
-            self.close_connection = True
-            if answer == HANG:
-                self.connection.recv(1)  # until the client gives up
-            return
-        status, content, headers = answer
-        content = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), "opc-request-id": "R/1", **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
+def sent(status: int, content: object, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return status, {"opc-request-id": "R/1"} | headers, body
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+def server() -> Iterator[Script]:
+    with script([]) as server:
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
 def service(server, monkeypatch) -> Service:
     """Return a service whose clients do not sleep, and wait one second and not half of it before the first retry."""
-    server.service = Service(f"http://127.0.0.1:{server.server_port}/predict")
-    monkeypatch.setattr(endpoint, "time", SimpleNamespace(sleep=server.service.pauses.append))
+    service = Service(server)
+    monkeypatch.setattr(endpoint, "time", SimpleNamespace(sleep=service.pauses.append))
     monkeypatch.setattr(endpoint.random, "uniform", lambda low, high: high)
-    return server.service
+    return service
 
 
 def ask(one: Endpoint) -> dict:
@@ -104,14 +81,14 @@ def test_headers_name_the_model(service, monkeypatch, capsys):
     assert (headers["model_name"], headers["model_version"]) == ("gpt2_ensemble", "7")
     assert body["inputs"][0]["data"] == [SECRET]
     assert service.pauses == []
-    one = service.endpoint(OK, OK, (429, {}, {}), OK)
+    one = service.endpoint(OK, (429, {}, {}), OK)
     ask(one)
     ask(one)
-    assert (len(service.requests), capsys.readouterr().err) == (4, "")  # a notice would interrupt the text
+    assert (len(service.requests), capsys.readouterr().err) == (3, "")  # a notice would interrupt the text
     monkeypatch.setattr(endpoint, "REQUEST_BYTES", 50)
     with pytest.raises(UserError, match="bytes, and a deployment takes at most 50"):
         ask(one)
-    assert len(service.requests) == 4
+    assert len(service.requests) == 3
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, "no answer"])
@@ -140,7 +117,6 @@ def test_clients_wait_differently(service, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(endpoint, "time", SimpleNamespace(sleep=service.pauses.append))
     for _ in range(5):
-        service.requests.clear()
         ask(service.endpoint((429, {}, {}), OK))
     assert len({pause for pause in service.pauses if 0.5 <= pause <= 1}) == 5
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from gateway.text import image_urls
 from gateway.text.image_urls import is_public, load_images
 from tests.gateway.text.test_row_fields import PNG, url
 from tests.support.gateway import RunningGateway, gateway_before
+from tests.support.http_servers import Script, script
 from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator, refusal, rows_of
 from triton_transformers.errors import INVALID_VALUE
 
@@ -96,44 +95,20 @@ def test_inner_addresses_are_not_public():
     assert all(map(is_public, ("8.8.8.8", "93.184.216.34", "2606:4700::1111")))
 
 
-class Site(BaseHTTPRequestHandler):
-    """A server with images. `visits` has the paths of all requests."""
-
-    protocol_version = "HTTP/1.1"
-    visits: list[str]
-
-    def do_GET(self) -> None:
-        self.visits.append(self.path)
-        status, headers, body = {
-            "/a.png": (200, {}, PNG),
-            "/a%20b.png?c=d": (200, {}, PNG),
-            "/text": (200, {}, b"<html>"),
-            "/large": (200, {}, PNG + bytes(2000)),
-            "/moved": (302, {"location": "/a.png"}, b""),
-            "/circle": (302, {"location": "/circle"}, b""),
-            "/inwards": (302, {"location": "http://169.254.169.254/latest/meta-data"}, b""),
-            "/local": (307, {"location": "file:///etc/passwd"}, b""),
-        }.get(self.path, (404, {}, b""))
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture(scope="module")
-def site() -> Iterator[str]:
-    Site.visits = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def site() -> Iterator[Script]:
+    answers = {
+        "/a.png": (200, {}, PNG),
+        "/a%20b.png?c=d": (200, {}, PNG),
+        "/text": (200, {}, b"<html>"),
+        "/large": (200, {}, PNG + bytes(2000)),
+        "/moved": (302, {"location": "/a.png"}, b""),
+        "/circle": (302, {"location": "/circle"}, b""),
+        "/inwards": (302, {"location": "http://169.254.169.254/latest/meta-data"}, b""),
+        "/local": (307, {"location": "file:///etc/passwd"}, b""),
+    }
+    with script(answers) as site:
+        yield site
 
 
 @pytest.fixture
@@ -148,7 +123,7 @@ def fetched(*addresses: str, image_urls: bool = True) -> list[bytes]:
 
 @pytest.mark.usefixtures("local_is_public")
 def test_public_images_are_fetched_through_redirects(site):
-    assert fetched(f"{site}/a.png", url("PNG"), f"{site}/moved", f"{site}/a b.png?c=d") == [PNG] * 4
+    assert fetched(f"{site.url}/a.png", url("PNG"), f"{site.url}/moved", f"{site.url}/a b.png?c=d") == [PNG] * 4
 
 
 @pytest.mark.usefixtures("local_is_public")
@@ -165,7 +140,7 @@ def test_public_images_are_fetched_through_redirects(site):
 )
 def test_other_answer_is_refused_by_its_place(site, path, reason):
     with pytest.raises(ApiError) as error:
-        fetched(url("PNG"), site + path)
+        fetched(url("PNG"), site.url + path)
     assert error.value.param == "messages[0].content[1]"
     assert reason in error.value.message
     assert error.value.status == 400
@@ -173,16 +148,16 @@ def test_other_answer_is_refused_by_its_place(site, path, reason):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f000001", "2130706433", "127.1", "user@127.0.0.1"])
 def test_inner_server_sees_no_request(site, host):
-    Site.visits.clear()
+    site.received.clear()
     with pytest.raises(ApiError, match="cannot be fetched"):
-        fetched(f"{site.replace('127.0.0.1', host)}/a.png")
-    assert Site.visits == []
+        fetched(f"{site.url.replace('127.0.0.1', host)}/a.png")
+    assert site.received == []
 
 
 def test_address_that_was_checked_is_the_one_that_is_connected(site, monkeypatch):
     """A name that resolves to a public address first and to an inner one later reaches nothing inside."""
-    Site.visits.clear()
-    port = int(site.rpartition(":")[2])
+    site.received.clear()
+    port = int(site.url.rpartition(":")[2])
     answers = iter(["192.0.2.7", "127.0.0.1"])
     resolve = asyncio.BaseEventLoop.getaddrinfo
     connected = []
@@ -203,12 +178,12 @@ def test_address_that_was_checked_is_the_one_that_is_connected(site, monkeypatch
     with pytest.raises(ApiError, match="cannot be fetched"):
         fetched(f"http://rebinding.example:{port}/a.png")
     assert connected == ["192.0.2.7"]
-    assert Site.visits == []
+    assert site.received == []
 
 
 def test_addresses_of_one_request_are_bounded(site):
     with pytest.raises(ApiError, match="at most 16 are possible"):
-        fetched(*[f"{site}/a.png"] * 17)
+        fetched(*[f"{site.url}/a.png"] * 17)
 
 
 def test_addresses_need_the_setting():

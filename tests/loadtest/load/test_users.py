@@ -6,28 +6,25 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gevent
 import pytest
-from gevent import ssl
-from gevent.server import StreamServer
-from locust.env import Environment
 
 from loadtest.compare.compare import Comparison
 from loadtest.load import worker_users
-from loadtest.load.arrivals import Sample
-from loadtest.load.locust_users import IDLE_S, Job, Traffic, user_class
-from loadtest.load.users import Meter, Users
+from loadtest.load.locust_users import Job
+from loadtest.load.users import Users
 from loadtest.load.worker import address
 from loadtest.load.worker_users import WorkerUsers
 from loadtest.overload.overload import Overload
 from tests.support.certificates import save_certificate
+from tests.support.http_servers import replying, response
 from triton_transformers.settings import ROOT, Settings, UserError
 from triton_transformers.tensors import Tensor
 
@@ -185,125 +182,18 @@ def test_worker_that_leaves_or_comes_in_addition_raises_an_error(start_worker):
     assert [worker.wait(60) for worker in workers] == [130, 0]
 
 
-# --- the users of the gateway, which speak HTTP by themselves --------------------------------------------------------
-
-ANSWER = b'{"data": [1]}'
-REFUSAL = b'{"error": {}}'
-
-
-def response(status: bytes, body: bytes, header: bytes = b"content-type: application/json") -> bytes:
-    return b"HTTP/1.1 %b\r\n%b\r\nContent-Length: %d\r\n\r\n%b" % (status, header, len(body), body)
-
-
-class ScriptedGateway:
-    """Stands in for a gateway: each request gets the next reply, in pieces, or the connection is closed."""
-
-    def __init__(self, replies: list[list[bytes]], certificate: tuple[Path, Path] | None) -> None:
-        self.replies = iter(replies)
-        self.connections = 0
-        self.requests: list[bytes] = []
-        tls = {}
-        if certificate:
-            tls["ssl_context"] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls["ssl_context"].load_cert_chain(*certificate)
-        self.server = StreamServer(("127.0.0.1", 0), self.answer, **tls)
-        self.server.start()
-
-    def job(self, scheme: str) -> Job:
-        text = Tensor("input_text", "BYTES", [1, 1], b"\1\0\0\0a")
-        url = f"{scheme}://127.0.0.1:{self.server.server_port}"
-        return Job("openai", url, "m", [[text]], (0.0, 0.0), 1, timeout_s=30, kind="embedding", key="a-key")
-
-    def answer(self, connection, address) -> None:
-        self.connections += 1
-        with connection:
-            while request := connection.recv(65_536):
-                self.requests.append(request)
-                reply = next(self.replies)
-                for piece in reply:
-                    connection.sendall(piece)
-                    gevent.sleep(0)
-                if not reply:
-                    return
-
-
-@pytest.fixture
-def sent():
-    """Return a function that lets one user send a request for each reply; it returns the gateway and the samples."""
-
-    def send(
-        replies: list[list[bytes]], on_each=lambda user: None, certificate: tuple[Path, Path] | None = None
-    ) -> tuple[ScriptedGateway, list[Sample]]:
-        gateway = ScriptedGateway(replies, certificate)
-        traffic = Traffic(gateway.job("https" if certificate else "http"))
-        environment = Environment()
-        meter = Meter(environment)
-        user = user_class(traffic)(environment)
-        try:
-            for _ in replies:
-                on_each(user)
-                user.infer(traffic.requests[0], time.perf_counter())
-        finally:
-            user.on_stop()
-            gateway.server.stop()
-        return gateway, meter.samples
-
-    return send
-
-
-def test_user_of_the_gateway_keeps_its_connection_after_an_answer(sent):
-    whole = response(b"200 OK", ANSWER)
-    gateway, samples = sent([[whole], [whole[:30], whole[30:-3], whole[-3:]]])
-    assert [sample.error for sample in samples] == ["", ""]
-    assert gateway.connections == 1
-    head, _, body = gateway.requests[0].partition(b"\r\n\r\n")
-    assert head.startswith(b"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:")
-    assert b"\r\nContent-Length: %d\r\nAuthorization: Bearer a-key" % len(body) in head
-
-
-@pytest.mark.parametrize(
-    ("reply", "error"),
-    [
-        ([response(b"429 Too Many Requests", REFUSAL)], '429 {"error": {}}'),
-        ([response(b"200 OK", b'{"data": []}')], "the response has no data"),
-        ([], "the gateway closed the connection"),
-    ],
-)
-def test_user_of_the_gateway_that_was_refused_leaves_its_connection(sent, reply, error):
-    gateway, samples = sent([reply, [response(b"200 OK", ANSWER)]])
-    assert [sample.error for sample in samples] == [error, ""]
-    assert [sample.is_refused for sample in samples] == [error.startswith("429"), False]
-    assert gateway.connections == 2
-
-
-@pytest.mark.parametrize("header", [b"connection: close", b"Connection: Close"])
-def test_user_of_the_gateway_leaves_a_connection_that_the_gateway_closes(sent, header):
-    gateway, samples = sent([[response(b"200 OK", ANSWER, header)], [response(b"200 OK", ANSWER)]])
-    assert [sample.error for sample in samples] == ["", ""]
-    assert gateway.connections == 2
-
-
-def test_user_of_the_gateway_speaks_tls_with_a_certificate_of_its_own(sent, tmp_path):
-    whole = response(b"200 OK", ANSWER)
-    gateway, samples = sent([[whole], [whole[:30], whole[30:]]], certificate=save_certificate(tmp_path))
-    assert [sample.error for sample in samples] == ["", ""]
-    assert (gateway.connections, len(gateway.requests)) == (1, 2)
-
-
 def test_single_request_over_tls_lets_other_users_run(tmp_path):
-    """The gateway of this test is such a user: it could not answer if the request held up the process."""
-    gateway = ScriptedGateway([[response(b"200 OK", ANSWER)]], save_certificate(tmp_path))
-    comparison: Any = SimpleNamespace(closed=SimpleNamespace(job=replace(gateway.job("https"), timeout_s=60)))
-    try:
+    """The server answers only while another greenlet of this process runs."""
+    other_runs = threading.Event()
+
+    def replies() -> Iterator[list[bytes]]:
+        other_runs.wait(60)
+        yield [response("200 OK", b'{"data": [1]}')]
+
+    with replying(replies(), save_certificate(tmp_path)) as server:
+        text = Tensor("input_text", "BYTES", [1, 1], b"\1\0\0\0a")
+        job = replace(JOB, requests=[[text]], url=f"https://{server.address}", timeout_s=30, kind="embedding")
+        other = gevent.spawn_later(0.1, other_runs.set)
+        comparison: Any = SimpleNamespace(closed=SimpleNamespace(job=job))
         assert Overload.ask(comparison) is not None
-    finally:
-        gateway.server.stop()
-
-
-def test_user_of_the_gateway_opens_a_new_connection_after_a_long_pause(sent):
-    def rest(user) -> None:
-        user.used_at -= IDLE_S
-
-    gateway, samples = sent([[response(b"200 OK", ANSWER)]] * 2, rest)
-    assert [sample.error for sample in samples] == ["", ""]
-    assert gateway.connections == 2
+        other.join()

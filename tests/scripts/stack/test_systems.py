@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar
 
 import pytest
 
 from scripts.stack.local.shared_memory import SHOWN, occupancy
 from scripts.stack.systems import ModelControl, ServedSystems
+from tests.support.model_control import READY, ControlledModels
 from triton_transformers.settings import UserError
 from triton_transformers.triton import TimedOutError, TritonError
 
@@ -17,46 +17,19 @@ CRASHED = TritonError("http://127.0.0.1:8000 does not answer: closed")
 TOO_SLOW = TimedOutError("http://127.0.0.1:8000 does not answer: timed out")
 
 
-class StandIn:
-    """A Triton whose system "spam" runs `tokenizer` and `encoder`, and "ham" `tokenizer` alone."""
-
-    steps: ClassVar = {"spam": ["tokenizer", "encoder"], "ham": ["tokenizer"], "egg": []}
-
-    def __init__(self):
-        self.loaded: list[str] = []
-        self.loading: list[str] = []
-        self.calls: list[tuple[str, str]] = []
-        self.failures: dict[str, list[Exception]] = {}
-        self.assembled: dict[str, list[str]] = {}  # the steps on disk, of systems where they are not those of `steps`
-
-    def index(self):
-        return {name: ("READY", "") for name in self.loaded} | {name: ("LOADING", "") for name in self.loading}
-
-    def composing(self, name):
-        if name not in self.loaded:
-            raise TritonError(f"unknown model {name}", 404)
-        return dict.fromkeys([name, *self.steps[name]])
-
-    def load(self, name, timeout):
-        self.calls.append(("load", name))
-        if self.failures.get(name):
-            raise self.failures[name].pop(0)
-        self.loading.clear()
-        self.loaded.append(name)
-
-    def unload(self, name):
-        self.calls.append(("unload", name))
-        if name in self.loaded:
-            self.loaded.remove(name)
-
-
 @pytest.fixture
 def triton():
-    return StandIn()
+    return ControlledModels({"spam": ["tokenizer", "encoder"], "ham": ["tokenizer"], "egg": []})
 
 
 @pytest.fixture
-def control(triton, tmp_path):
+def assembled():
+    """Return the steps on disk of systems where they are not those of `triton`."""
+    return {}
+
+
+@pytest.fixture
+def control(triton, assembled, tmp_path):
     for name in triton.steps:
         (tmp_path / name).mkdir()
     return ModelControl(
@@ -67,7 +40,7 @@ def control(triton, tmp_path):
         lambda: "",
         lambda: triton.calls.append(("wait", "")),
         lambda: "/dev/shm is full, 0 bytes are free",
-        lambda system: [system, *triton.assembled.get(system, triton.steps[system])],
+        lambda system: [system, *assembled.get(system, triton.steps[system])],
     )
 
 
@@ -104,7 +77,7 @@ E1126 model_repository_manager.cc:1460] "Poll failed for model directory 'ham': 
 def test_failed_load_is_refused_with_the_reason_and_keeps_no_other_from_loading(control, triton, errors, log, message):
     control.log = lambda: log
     triton.failures["spam"] = list(errors)
-    triton.loading = ["tokenizer", "encoder"]
+    triton.states = {step: ("LOADING", "") for step in triton.steps["spam"]}
     with pytest.raises(UserError, match=message):
         control.serve(["spam"], [])
     assert control.served.unfinished() == ["spam"] * (errors[0] is TOO_SLOW)
@@ -163,17 +136,17 @@ def test_loaded_system_is_refreshed_step_by_step(control, triton):
     assert triton.calls == [("load", "egg")]
 
 
-def test_steps_that_a_system_no_longer_has_are_unloaded_if_no_other_runs_them(control, triton):
+def test_steps_that_a_system_no_longer_has_are_unloaded_if_no_other_runs_them(control, triton, assembled):
     triton.steps = {"spam": ["tokenizer", "old", "encoder"], "ham": ["tokenizer"]}
     control.serve(["spam", "ham"], [])
-    triton.loaded += ["old", "encoder", "tokenizer"]
+    triton.states |= dict.fromkeys(["old", "encoder", "tokenizer"], READY)
     triton.calls.clear()
-    triton.assembled = {"spam": ["encoder"]}
+    assembled["spam"] = ["encoder"]
     load = triton.load
 
     def load_and_change(name: str, timeout: int) -> None:
         load(name, timeout)
-        triton.steps = triton.steps | triton.assembled
+        triton.steps = triton.steps | assembled
 
     triton.load = load_and_change
     control.serve(["spam", "ham"], ["spam"])
@@ -209,14 +182,14 @@ def test_load_that_was_not_seen_to_end_is_waited_for_and_unloaded(control, trito
     triton.failures["spam"] = [error]
     with pytest.raises((KeyboardInterrupt, UserError)):
         control.serve(["spam"], [])
-    triton.loading = ["encoder"]  # Triton goes on with the steps, and does not know the ensemble yet
+    triton.states = {"encoder": ("LOADING", "")}  # Triton goes on with the steps, and does not know the ensemble yet
     assert (control.listed(), control.served.unfinished()) == ([], ["spam"])
     control.unload(["spam"])
     assert triton.calls == [*[("load", "spam")] * 2, *(("unload", model) for model in ["spam", "tokenizer", "encoder"])]
     assert control.served.unfinished() == []
     # A load that goes on beyond the timeout stays noted.
     control.served.begin("spam")
-    triton.loading, triton.failures["spam"] = ["encoder"], [TOO_SLOW]
+    triton.states, triton.failures["spam"] = {"encoder": ("LOADING", "")}, [TOO_SLOW]
     with pytest.raises(UserError, match=r"^spam is not loaded within READY_TIMEOUT=5: Triton goes on loading encoder"):
         control.unload(["spam"])
     assert control.served.unfinished() == ["spam"]
@@ -226,7 +199,7 @@ def test_load_that_was_not_seen_to_end_is_waited_for_and_unloaded(control, trito
 def test_damaged_list_is_written_again_from_what_the_server_has_loaded(control, triton, content):
     assert control.listed() == []
     triton.steps = triton.steps | {"tokenizer": [], "encoder": []}
-    triton.loaded += ["encoder", "tokenizer", "spam"]
+    triton.states = dict.fromkeys(["encoder", "tokenizer", "spam"], READY)
     if content is not None:
         control.served.write(["spam"])
         control.served.path.write_bytes(content)

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from serving.watchdog import crashed_processes, endless_loads, memory_regions, missing_systems, tritonserver
+from tests.support.model_control import ControlledModels
 from triton_transformers.files import write_atomically
 from triton_transformers.settings import ROOT
 from triton_transformers.tasks.kinds import listed_names
@@ -354,26 +355,6 @@ def test_stop_and_end_of_a_process_are_seen(child):
 # --- systems that the server had before a crash -----------------------------------------------------------------------
 
 
-class LoadingStandIn:
-    """A Triton that refuses loads with the given messages, then accepts."""
-
-    def __init__(self, *messages):
-        self.messages = list(messages)
-        self.loads = []
-        self.states = {}
-
-    def index(self):
-        return self.states
-
-    def live(self):
-        return True
-
-    def load(self, system, timeout):
-        self.loads.append(system)
-        if self.messages:
-            raise TritonError(self.messages.pop(0), 400)
-
-
 @pytest.fixture
 def listed(tmp_path, monkeypatch):
     """Return the file that lists the systems "spam" and "ham", whose models are in the repository."""
@@ -390,7 +371,7 @@ def load(listed):
     """Return a function that loads the listed systems, and returns the loads that Triton saw."""
 
     def run(*messages):
-        triton = LoadingStandIn(*messages)
+        triton = ControlledModels(spam=[TritonError(message, 400) for message in messages])
         assert missing_systems.load_systems(triton) is (not messages or "not healthy" in messages[0])
         return triton.loads
 
@@ -413,7 +394,7 @@ def test_listed_systems_are_loaded_and_a_hung_one_again(load, messages, loads):
 def test_systems_that_the_server_loads_itself_are_loaded_again_if_a_process_did_not_report(monkeypatch, reason, loads):
     monkeypatch.delenv("SYSTEMS_FILE", raising=False)
     monkeypatch.setenv("SYSTEMS", "spam ham")
-    triton = LoadingStandIn()
+    triton = ControlledModels()
     triton.states = {"ham": ("READY", ""), "spam_encoder": ("UNAVAILABLE", reason)}
     missing_systems.load_systems(triton)
     assert triton.loads == loads
@@ -438,7 +419,7 @@ def test_requested_systems_are_loaded_while_the_list_is_damaged(listed, load):
 
 
 def test_loaded_systems_are_not_loaded_again(listed):
-    triton = LoadingStandIn()
+    triton = ControlledModels()
     triton.states = {"spam": ("READY", ""), "ham": ("UNAVAILABLE", "bad config")}
     assert missing_systems.load_systems(triton)
     assert triton.loads == ["ham"]
@@ -448,7 +429,7 @@ def test_loaded_systems_are_not_loaded_again(listed):
 def watched(listed, monkeypatch):
     """Return a Triton that refuses one load, and the thread that tries again after a change."""
     monkeypatch.setattr(missing_systems, "CHANGE_POLL_S", 0.01)
-    refused, waiting = LoadingStandIn("failed to poll"), threading.Event()
+    refused, waiting = ControlledModels(spam=[TritonError("failed to poll", 400)]), threading.Event()
     monkeypatch.setattr(
         missing_systems, "log", lambda message: waiting.set() if message.startswith("waiting") else None
     )
@@ -471,7 +452,7 @@ def test_system_that_did_not_load_is_loaded_again_after_a_change_of_its_files(wa
 
 def test_list_that_was_damaged_is_read_again_after_its_repair(watched, listed):
     triton, thread, waiting = watched
-    triton.messages.clear()
+    triton.failures.clear()
     listed.write_bytes(b"\0" * 9)
     thread.start()
     assert waiting.wait(60)

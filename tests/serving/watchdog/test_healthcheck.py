@@ -16,20 +16,28 @@ from triton_transformers.triton import Triton, TritonError
 
 
 class StandIn(Triton):
-    """A Triton with an ensemble, a model of ONNX Runtime in C++, and two in Python with two processes each."""
+    """A Triton with an ensemble, a model of ONNX Runtime in C++, and two in Python with two processes each.
 
-    def __init__(self, unloaded: str = ""):
+    `answers` has errors by the path. The model `unloads` goes after the first answer.
+    """
+
+    def __init__(self, unloaded: str = "", unloads: str = "", answers: dict[str, Exception] | None = None):
         self.backends = {"embedding": "", "encoder": "packed_onnx", "native": "onnxruntime_cpp", "tokenizer": "python"}
-        self.unloaded = unloaded
+        self.unloaded, self.unloads, self.answers = unloaded, unloads, answers or {}
 
     def call(self, path: str, *arguments: object, **options: object) -> object:
+        unloaded, self.unloaded = self.unloaded, self.unloaded or self.unloads
+        if error := self.answers.get(path):
+            raise error
         if path == "/v2/repository/index":
-            return [
-                {"name": name, "state": "UNAVAILABLE" if name == self.unloaded else "READY"} for name in self.backends
-            ]
+            return [{"name": name, "state": "UNAVAILABLE" if name == unloaded else "READY"} for name in self.backends]
         if path.endswith("/ready"):
             return None
         return {"backend": self.backends[path.split("/")[3]], "instance_group": [{"count": 2}]}
+
+
+CONFIG, IS_READY = "/v2/models/encoder/config", "/v2/models/encoder/ready"
+GONE = TritonError("Request for unknown model: 'encoder' has no available versions", 400)
 
 
 @pytest.fixture
@@ -69,63 +77,28 @@ def test_model_that_is_not_loaded_needs_no_process(short):
     assert short(StandIn(unloaded="encoder"), Counter(tokenizer=2)) == []
 
 
-class UnloadingStandIn(StandIn):
-    """A Triton that unloads the encoder after the first answer about its models."""
-
-    def call(self, path: str, *arguments: object, **options: object) -> object:
-        if path == "/v2/models/encoder/config":
-            raise TritonError("Request for unknown model: 'encoder' has no available versions", 400)
-        answer = super().call(path)
-        self.unloaded = "encoder"
-        return answer
-
-
 def test_model_that_is_unloaded_during_the_check_needs_no_process(short):
-    assert short(UnloadingStandIn(), Counter(tokenizer=2)) == []
-    assert short(UnloadingStandIn(), Counter(tokenizer=1)) == ["tokenizer"]
-
-
-class FailingStandIn(StandIn):
-    """A Triton that has no answer about the encoder, which it calls loaded."""
-
-    def call(self, path: str, *arguments: object, **options: object) -> object:
-        if path == "/v2/models/encoder/config":
-            raise TritonError("encoder has no configuration", 500)
-        return super().call(path)
+    assert short(StandIn(unloads="encoder", answers={CONFIG: GONE}), Counter(tokenizer=2)) == []
+    assert short(StandIn(unloads="encoder", answers={CONFIG: GONE}), Counter(tokenizer=1)) == ["tokenizer"]
 
 
 def test_failed_request_is_named(check):
     with pytest.raises(SystemExit, match=r"^/v2/repository/index: encoder has no configuration"):
-        check(FailingStandIn())
-
-
-class UnreadyStandIn(StandIn):
-    """A Triton whose system "encoder" is not ready, about which Triton names no model."""
-
-    def call(self, path: str, *arguments: object, **options: object) -> object:
-        if path == "/v2/models/encoder/ready":
-            raise TritonError("Model version not ready", 400)
-        return super().call(path)
+        check(StandIn(answers={CONFIG: TritonError("encoder has no configuration", 500)}))
 
 
 def test_system_that_is_not_ready_is_named(check, monkeypatch):
+    """Triton names no model about it."""
     monkeypatch.delenv("SYSTEMS_FILE", raising=False)
     monkeypatch.setenv("SYSTEMS", "embedding encoder")
     with pytest.raises(SystemExit, match=r"^/v2/models/encoder/ready: Model version not ready"):
-        check(UnreadyStandIn())
+        check(StandIn(answers={IS_READY: TritonError("Model version not ready", 400)}))
 
 
-class SlowStandIn(StandIn):
-    """A Triton that does not answer in time."""
-
-    def call(self, path: str, *arguments: object, **options: object) -> object:
-        signal.raise_signal(signal.SIGALRM)
-        return super().call(path)
-
-
-def test_timeout_is_reported(check):
+def test_timeout_is_reported(check, monkeypatch):
+    monkeypatch.setattr(StandIn, "call", lambda *_: signal.raise_signal(signal.SIGALRM))
     with pytest.raises(SystemExit, match=r"^not checked within 4 s"):
-        check(SlowStandIn())
+        check(StandIn())
 
 
 def test_wait_ends_with_the_last_file_of_the_export(tmp_path):
