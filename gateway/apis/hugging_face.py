@@ -114,7 +114,6 @@ async def answer(request: Request) -> Response:
     began = time.perf_counter()
     gateway = gateway_of(request)
     system = await gateway.served.find(request.path_params["model"])
-    kind = await compute_type(gateway, system)
     is_file = media_type(request.headers.get("content-type", "")) != JSON
     if ask := asker(system):
         body = HubBody(await request.body()) if is_file else await bodies.read(request, HubBody)
@@ -124,7 +123,7 @@ async def answer(request: Request) -> Response:
     else:
         response = await tei.any_task(request)
         inputs = msgspec.json.decode(bytes((await tei.beginning(request)).inputs) or b"null")
-    response.headers["x-compute-type"] = kind
+    response.headers["x-compute-type"] = compute_type(system)
     response.headers["x-compute-time"] = f"{time.perf_counter() - began:.3f}"
     response.headers["x-compute-characters"] = str(count_characters(inputs))
     return response
@@ -169,15 +168,9 @@ def count_characters(inputs: Any) -> int:
     return len(inputs) if isinstance(inputs, str) else 0
 
 
-async def parts_of(gateway: Gateway, system: System) -> list[System]:
-    """Return the system and the models of its steps."""
-    steps = [await gateway.served.lookup(step.model_name) for step in system.config.ensemble_scheduling.step]
-    return [system, *(step for step in steps if step)]
-
-
-async def compute_type(gateway: Gateway, system: System) -> str:
+def compute_type(system: System) -> str:
     """Return gpu if a step of the system runs on one."""
-    groups = [group.kind for part in await parts_of(gateway, system) for group in part.config.instance_group]
+    groups = [group.kind for config in system.parts.values() for group in config.instance_group]
     return "gpu" if ModelInstanceGroup.KIND_GPU in groups else "cpu"
 
 
@@ -375,11 +368,10 @@ async def fill_mask(request: Request, system: System, body: HubBody) -> Response
     top_k = body.chosen(TopK).top_k
     gateway = gateway_of(request)
     texts = body.texts(gateway)
-    mask = "".join([part.parameter("exactly_one") for part in await parts_of(gateway, system)])
     outputs = ["token", "token_id", "score"]
     answers = await infer_rows(gateway, system, {"input_text": texts}, outputs)
     words = [row[:top_k] for row in rows_of(answers, *outputs)]
-    *tokenized, masked = await encoders.tokenized(gateway, system, [*texts, mask])
+    *tokenized, masked = await encoders.tokenized(gateway, system, [*texts, system.mask_token])
     before, after = masked.special
     own = [row.ids[before : len(row.ids) - after] for row in (*tokenized, masked)]
     hole = own.pop()[-1]

@@ -38,7 +38,6 @@ from triton_transformers.tensors import DTYPES, Tensor
 ELEMENTS = 256  # of an output, at most
 CHARACTERS = 4096  # of a text, at most
 
-Configs = Mapping[str, ModelConfig]  # of a system and its steps
 IMAGE_LABEL = "Image (JPEG, PNG or WebP)"
 
 TEXTS = (
@@ -115,7 +114,7 @@ def is_text(tensor: ModelInput) -> bool:
     return bool(tensor.data_type == model_config_pb2.TYPE_STRING)
 
 
-def box(system: System, configs: Configs, streams: bool) -> Box | None:
+def box(system: System, streams: bool) -> Box | None:
     """Return the form to try the system; None if it takes tensors that a page cannot fill."""
     query = Field("query", "Query", value=QUERY)
     texts = Field("texts", "Texts, one in each line", value="\n".join(TEXTS), rows=4)
@@ -148,7 +147,7 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
         return pipelines.box(system)
     if system.streams:
         return None
-    examples = _examples(system, configs)
+    examples = _examples(system)
     fields = [
         Field(name, IMAGE_LABEL, "image")
         if name == IMAGE
@@ -158,7 +157,7 @@ def box(system: System, configs: Configs, streams: bool) -> Box | None:
     return Box("other", fields, "Send") if fields else None
 
 
-def command(system: System, routes: Sequence[str], configs: Configs, url: str, needs_key: bool) -> str:
+def command(system: System, routes: Sequence[str], url: str, needs_key: bool) -> str:
     """Return commands that send an example to the routes of the system; nothing if no route takes its tensors."""
     key = ' \\\n  -H "Authorization: Bearer $API_KEY"' if needs_key else ""
     header = f" \\\n  -H 'Content-Type: application/json'{key}"
@@ -174,7 +173,7 @@ def command(system: System, routes: Sequence[str], configs: Configs, url: str, n
             for route, body in BODIES.items()
             if route in routes
         )
-    examples = {} if system.streams else _examples(system, configs)
+    examples = {} if system.streams else _examples(system)
     if system.is_pipeline:
         return pipelines.command(system, f"curl {shlex.quote(f'{url}/models/{system.name}')}{header}")
     curl = f"curl {shlex.quote(f'{url}/try/{system.name}')}{header}"
@@ -183,14 +182,9 @@ def command(system: System, routes: Sequence[str], configs: Configs, url: str, n
     return f"{curl} \\\n  -d {_quoted({'inputs': examples})}" if examples else ""
 
 
-def _examples(system: System, configs: Configs) -> dict[str, str]:
+def _examples(system: System) -> dict[str, str]:
     """Return an example for each input that a page can fill. The example of an image is empty."""
-    masks = (
-        config.parameters["exactly_one"].string_value
-        for config in configs.values()
-        if "exactly_one" in config.parameters
-    )
-    mask = next(masks, "")
+    mask = system.mask_token
     task = row_of(system)
     known = task.inputs if task else {}
     default = f"{mask} {QUERY}".strip()

@@ -22,7 +22,6 @@ from gateway.triton.context import Gateway, gateway_of
 from gateway.triton.inference import Inference
 from gateway.triton.served import System
 from triton_transformers.pages import page
-from triton_transformers.protocol import called_models
 from triton_transformers.triton import batching, generates, is_front
 
 TRITON_S = 2.0
@@ -153,14 +152,9 @@ async def read(gateway: Gateway, name: str) -> Loaded:
             system = await gateway.served.lookup(name)
             if system is None:
                 return missing
-            configs = {name: system.config}
-            steps = step_names(system.config)
-            for step in steps:  # grows: a step may be an ensemble, too
-                composing = await gateway.served.lookup(step)
-                if composing is None:
-                    return Loaded(name, f"its model {step} {NOT_LOADED}", system, configs)
-                configs[step] = composing.config
-                steps += [inner for inner in step_names(composing.config) if inner not in steps]
+            configs = dict(system.parts)
+            if system.missing:
+                return Loaded(name, f"its model {system.missing[0]} {NOT_LOADED}", system, configs)
             stream = await gateway.served.stream_of(system) if system.kind == "generation" else None
             if stream:
                 configs[stream.name] = stream.config
@@ -168,11 +162,6 @@ async def read(gateway: Gateway, name: str) -> Loaded:
             return Loaded(name, reason, system, configs, stream.name if stream else "")
     except (ApiError, grpc.RpcError, TimeoutError):
         return missing
-
-
-def step_names(config: ModelConfig) -> list[str]:
-    steps = (step.model_name for step in config.ensemble_scheduling.step)
-    return called_models(steps, {name: value.string_value for name, value in config.parameters.items()})
 
 
 # --- what the page shows ----------------------------------------------------------------------------------------------
@@ -196,8 +185,8 @@ def card(gateway: Gateway, loaded: Loaded, figures: RecentFigures | None, url: s
         "routes": routes,
         "figures": system_figures(loaded, figures) if figures else [],
         "models": [row(one, figures) for one in configs.values() if not one.HasField("ensemble_scheduling")],
-        "box": boxes.box(system, configs, bool(loaded.stream)),
-        "command": boxes.command(system, routes, configs, url, bool(gateway.config.keys)),
+        "box": boxes.box(system, bool(loaded.stream)),
+        "command": boxes.command(system, routes, url, bool(gateway.config.keys)),
     }
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from gateway.edge.config import Config
 from gateway.edge.errors import RETRY, ApiError, from_triton, is_not_loaded, not_found, not_ready
 from gateway.edge.routes import Routes
 from gateway.triton.inference import Inference, retrieve_error
-from triton_transformers.protocol import ADAPTERS, CANCEL, ENGINE, LOGITS, TOKENIZED
+from triton_transformers.protocol import ADAPTERS, CANCEL, ENGINE, LOGITS, TOKENIZED, called_models
 from triton_transformers.tasks import kinds
 from triton_transformers.tasks.kinds import listed_names
 from triton_transformers.tasks.table import TASKS, task_of_tensors
@@ -34,13 +34,17 @@ PATIENCE_S = 0.2
 class System:
     """One system of the running server."""
 
-    def __init__(
-        self, name: str, config: ModelConfig, tokenizing_model: str = "", tool_parser: str = "", logits_model: str = ""
-    ) -> None:
+    def __init__(self, name: str, configs: Mapping[str, ModelConfig | None], tool_parser: str = "") -> None:
+        """Take its configuration and those of the models that it calls: None for one that Triton has not loaded."""
         self.name = name
-        self.config = config
-        self.tokenizing_model = tokenizing_model  # the one with the output `tokenized`: itself, or an ensemble's step
-        self.logits_model = logits_model  # the ensemble's step that makes `logits` of the same inputs
+        self.parts = {part: config for part, config in configs.items() if config}
+        self.missing = [part for part, config in configs.items() if not config]
+        self.config = config = self.parts[name]
+        # The model with the output `tokenized`, itself or an ensemble's step: Triton asks a step for all outputs that
+        # are mapped, and this one is made only alone.
+        self.tokenizing_model = self._step_with(TOKENIZED)
+        # The ensemble's step that makes `logits` of the same inputs.
+        self.logits_model = self._step_with(LOGITS, *(tensor.name for tensor in config.input if not tensor.optional))
         self.tool_parser = tool_parser or self.parameter("tool_parser")  # the form of the model's calls of tools
         self.max_batch = int(config.max_batch_size)  # rows of a request; 0 if the model has no batch dimension
         self.streams = bool(config.model_transaction_policy.decoupled)
@@ -56,7 +60,7 @@ class System:
         own = kinds.abilities(self.inputs, shapes, self.max_batch)
         self.kind = own[0] if own else "other"
         # The ability tokens: the model returns the token ids of texts.
-        others = {"chat": "messages" in self.inputs, "tokens": bool(tokenizing_model)}
+        others = {"chat": "messages" in self.inputs, "tokens": bool(self.tokenizing_model)}
         named = self.parameter("task") if self.is_pipeline else task_of_tensors(self.inputs, self.outputs)
         self.task_name, self.task = named, TASKS.get(named)
         # A pipeline that recognizes speech has whisper, whisper_without_timestamps, ctc or "".
@@ -65,6 +69,12 @@ class System:
         if self.task and self.task.ability:
             others[self.task.ability] = True
         self.abilities = frozenset([*own, *(name for name, is_there in others.items() if is_there)])
+
+    def _step_with(self, output: str, *inputs: str) -> str:
+        """Return the name of the first model that makes this output, and takes these inputs: itself, or a step."""
+        names = [self.name, *(step.model_name for step in self.config.ensemble_scheduling.step)]
+        models = ((name, self.parts[name]) for name in names if name in self.parts)
+        return next((name for name, own in models if has(own.output, output) and has(own.input, *inputs)), "")
 
     def can(self, abilities: Collection[str]) -> bool:
         """Return whether the system has one of these abilities."""
@@ -100,9 +110,14 @@ class System:
         """Return the kind of each field of a row."""
         return dict(field.split("=") for field in self.parameter("fields").split(","))
 
+    @property
+    def mask_token(self) -> str:
+        """Return the token that each text must have once, if it is to be filled in."""
+        return next(filter(None, (parameter_of(own, "exactly_one") for own in self.parts.values())), "")
+
     def parameter(self, name: str) -> str:
         """Return a parameter of the model's configuration, "" if it has none of this name."""
-        return self.config.parameters[name].string_value if name in self.config.parameters else ""
+        return parameter_of(self.config, name)
 
 
 @dataclass(frozen=True)
@@ -240,21 +255,17 @@ class Served:
         self._systems.pop(name, None)
 
     async def _read(self, name: str) -> System | None:
+        names = [name]
+        configs: dict[str, ModelConfig | None] = {}
         try:
-            if (config := await self._model_config(name)) is None:
-                return None
-            # An ensemble lacks the output: Triton asks a step for all that are mapped, and this one is made only alone.
-            models = [config, *[await self._model_config(step.model_name) for step in config.ensemble_scheduling.step]]
+            for one in names:  # grows: a step may be an ensemble, too
+                if one not in configs:
+                    configs[one] = config = await self._model_config(one)
+                    names += called_by(config) if config else []
         except grpc.RpcError as error:
             self.forget(name)
             raise from_triton(error, name) from None
-
-        def first(output: str, *inputs: str) -> str:
-            """Return the name of the first model that makes this output, and takes these inputs."""
-            return next((one.name for one in models if one and has(one.output, output) and has(one.input, *inputs)), "")
-
-        own = [tensor.name for tensor in config.input if not tensor.optional]
-        return System(name, config, first(TOKENIZED), self._config.tool_parser, first(LOGITS, *own))
+        return System(name, configs, self._config.tool_parser) if configs[name] else None
 
     async def _model_config(self, name: str) -> ModelConfig | None:
         """Return the configuration of a model, or None if Triton has not loaded it."""
@@ -264,6 +275,16 @@ class Served:
             if is_not_loaded(error):
                 return None
             raise
+
+
+def called_by(config: ModelConfig) -> list[str]:
+    """Return the models that a model calls."""
+    steps = (step.model_name for step in config.ensemble_scheduling.step)
+    return called_models(steps, {name: value.string_value for name, value in config.parameters.items()})
+
+
+def parameter_of(config: ModelConfig, name: str) -> str:
+    return str(config.parameters[name].string_value) if name in config.parameters else ""
 
 
 def has(tensors: Iterable[Any], *names: str) -> bool:

@@ -183,9 +183,9 @@ def test_page_shows_the_skills_of_a_chat_model(parameters, more_inputs, skills, 
         config.output.add(name=name, data_type="TYPE_STRING", dims=[-1])
     for name, value in parameters.items():
         config.parameters[name].string_value = value
-    system = System("writer", config)
+    system = System("writer", {"writer": config})
     assert boxes.purpose(system) == f"continues a text, and answers in a chat ({skills})"
-    fields = {field.name: field for field in boxes.box(system, {}, streams=True).fields}
+    fields = {field.name: field for field in boxes.box(system, streams=True).fields}
     assert fields["mode"].choices[0][0] == first_mode
     assert ("image" in fields) == bool(more_inputs)
 

@@ -29,7 +29,7 @@ def system(family="hermes", reasoning=""):
     for name, value in (("tool_parser", family), ("reasoning", reasoning)):
         if value:
             config.parameters[name].string_value = value
-    return System("mychat", config)
+    return System("mychat", {"mychat": config})
 
 
 def use(*options, tools=TOOLS, served=None, **more):
@@ -69,9 +69,9 @@ def test_wrong_fields_are_refused(options, param, words):
 
 def test_setting_overrides_what_the_template_asks_for():
     mine = system("hermes").config
-    assert use(served=System("mychat", mine, tool_parser="llama3")).family == "llama3"
+    assert use(served=System("mychat", {"mychat": mine}, tool_parser="llama3")).family == "llama3"
     with pytest.raises(ApiError, match="has no form of tool calls"):
-        use(served=System("mychat", mine, tool_parser="none"))
+        use(served=System("mychat", {"mychat": mine}, tool_parser="none"))
     assert {*TOOL_PARSERS} == {*FAMILIES} - {""}
 
 
