@@ -184,9 +184,10 @@ class BlockForm(ABC):
                 yield Step("delta", block, text, own)
 
     def _next_block(self, kind: Kind, call: CallDelta | None = None) -> Iterator[Step]:
-        if self.blocks:
-            yield Step("end", self.blocks[-1])
+        ended = self.blocks[-1:]
+        # The last block alone may be incomplete, and this makes the ended one another.
         self.blocks.append(Block(kind, len(self.blocks), call))
+        yield from (Step("end", block) for block in ended)
         yield Step("start", self.blocks[-1])
 
     def _last_steps(self) -> Iterator[Step]:
