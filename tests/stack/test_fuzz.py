@@ -28,6 +28,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from scripts.stack.local.supervisor import Supervisor
+from tests.conformance.apis.rows import good_bodies
 from tests.support import fuzz
 from tests.support.checkpoints import language
 from tests.support.embedding import embed
@@ -71,35 +72,11 @@ GRPC_FAILURES = {"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "ABORTED", "
 LEAKS = re.compile(rb"Traceback|\bAt:(\\n|\n)|/\w+\.py\b|\.py\(\d|\.cc:\d|/tmp/|" + re.escape(str(ROOT)).encode())
 # Models of all types of tensors, and the steps of ensembles.
 MODELS = ("alltypes", "fixed", "lookup", "tokens", "tokenizer", "encoder", "embedding", "mood", "chat", "chat_stream")
-CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which battery fits?"}]
-COMPLETION = {"prompt": "I am going", "max_tokens": 3, "temperature": 0.5, "seed": 1, "stop": ["."], "echo": True}
+# The names of the conformance suite's models, and of systems that can do the same.
+SYSTEMS = {"embedding": "embedding", "reranker": "reranker", "classifier": "mood", "pairs": "mood"}
+SYSTEMS |= {"counter": "chat", "counter_stream": "chat_stream"}
 BODIES: list[tuple[str, Any]] = [
-    ("/v1/embeddings", {"model": "embedding", "input": fuzz.TEXTS, "encoding_format": "base64", "dimensions": 8}),
-    ("/v1/embeddings", {"model": "embedding", "input": "a", "user": "x", "prompt_name": None}),
-    ("/v1/classify", {"model": "mood", "input": ["a", ["a", "b"]]}),
-    ("/v1/rerank", {"model": "reranker", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
-    ("/v1/embeddings", {"model": "embedding", "input": [[101, 2003, 102], [101, 102]]}),
-    ("/score", {"model": "reranker", "text_1": "a", "text_2": ["b", "c"]}),
-    ("/pooling", {"model": "mood", "input": fuzz.TEXTS}),
-    ("/tokenize", {"model": "embedding", "prompt": "a", "add_special_tokens": False}),
-    ("/tokenize", {"model": "chat_stream", "prompt": "a"}),
-    ("/detokenize", {"model": "chat", "tokens": [5, 6]}),
-    ("/v2/embed", {"model": "embedding", "texts": fuzz.TEXTS, "embedding_types": ["float", "ubinary"]}),
-    ("/v1/embed", {"model": "embedding", "inputs": [{"content": [{"type": "text", "text": "a"}]}]}),
-    ("/v2/rerank", {"model": "reranker", "query": "a", "documents": fuzz.TEXTS, "top_n": 2}),
-    ("/embed", {"inputs": fuzz.TEXTS, "normalize": False, "dimensions": 8}),
-    ("/models/mood/predict", {"inputs": [["a"], ["b", "c"]]}),
-    ("/rerank", {"query": "a", "texts": fuzz.TEXTS, "return_text": True}),
-    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": fuzz.TEXTS}}),
-    ("/models/mood", {"inputs": "a", "parameters": {"top_k": 1}}),
-    ("/", {"inputs": fuzz.TEXTS}),
-    ("/v1/completions", {"model": "chat", **COMPLETION}),
-    ("/v1/completions", {"model": "chat", **COMPLETION, "prompt": [[5, 6], [7]]}),
-    ("/v1/completions", {"model": "chat", **COMPLETION, "stream": True, "stream_options": {"include_usage": True}}),
-    ("/v1/chat/completions", {"model": "chat", "messages": CHAT, "max_completion_tokens": 3, "top_p": 0.5}),
-    ("/v1/responses", {"model": "chat", "input": CHAT, "max_output_tokens": 3, "text": {"format": {"type": "text"}}}),
-    ("/v1/messages", {"model": "chat", "messages": CHAT[1:], "max_tokens": 3, "stream": True, "stop_sequences": ["."]}),
-    ("/v1/messages/count_tokens", {"model": "chat", "messages": CHAT, "system": "a"}),
+    *good_bodies(SYSTEMS),
     ("/try/mood", {"inputs": {"input_text": "a", "text_pair": "b"}}),
     *((path, None) for path in ("/v1/models", "/models/mood/info", "/", "/health", "/page.js", "/reports/latest")),
 ]

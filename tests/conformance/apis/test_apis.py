@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 from collections.abc import Iterator
 from typing import Any
@@ -12,34 +13,30 @@ import pytest
 from gateway.app import ROUTES
 from gateway.edge.routes import ApiRoute
 from gateway.edge.streams import EventStream
-from tests.conformance.apis import audio, cohere, embeddings, hugging_face, messages, openai_text, responses, tei
-from tests.conformance.apis.run import KEYED, PIECE, Case, Wrong, read_error, read_last
-from tests.conformance.apis.world import World, running_world
+from tests.conformance.apis.rows import BY_ID, CASES, GIVEN, WRONG
+from tests.conformance.apis.run import (
+    ABSENT,
+    KEYED,
+    PIECE,
+    Case,
+    Exactly,
+    Given,
+    Wrong,
+    difference,
+    read_answer,
+    read_error,
+    read_last,
+    read_request,
+    without_ids,
+)
+from tests.conformance.apis.streams import ASKS, join
+from tests.conformance.apis.world import World
 from tests.support.gateway import Reply, RunningGateway
 from tests.support.triton_stand_in import WAIT_S
 from triton_transformers.errors import CONTEXT_LENGTH
 
-APIS = (openai_text, responses, messages, embeddings, cohere, tei, hugging_face, audio)
-CASES: list[Case] = [case for api in APIS for case in api.CASES]
-WRONG: list[Wrong] = [wrong for api in (responses, messages, cohere) for wrong in api.WRONG]
-BY_ID = {case.id: case for case in CASES}
 STREAMS = [case for case in CASES if case.stream]
 SECRET = "RuntimeError: a secret of the server"
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[World]:
-    with running_world() as world:
-        yield world
-
-
-@pytest.fixture
-def world(running: World) -> Iterator[World]:
-    """Return the world without the requests of other tests. At the end no request may run, nor keep a slot."""
-    running.triton.received.clear()
-    running.triton.cancelled.clear()
-    yield running
-    running.gateway.wait_until(running.is_idle)
 
 
 def each(cases: list[Case]) -> Any:
@@ -91,9 +88,9 @@ def test_refusal_has_the_form_of_the_api_and_reaches_no_model(world: World, case
     assert "'colour'" in errors[400]["message"]
     assert float(replies[429].headers["retry-after-ms"]) >= 600
     if case.many:
-        reply = send(gateway, case, **{case.many: ["a"] * 11})
+        reply = send(gateway, case, **{case.many: ["a"] * 13})
         error = read_error(case.form, 400, reply.json)
-        assert (reply.status, f"'{case.many}' has 11 elements" in error["message"]) == (400, True)
+        assert (reply.status, f"'{case.many}' has 13 elements" in error["message"]) == (400, True)
     assert not world.triton.received
     assert send(gateway, case).status == 200
 
@@ -107,14 +104,44 @@ def test_unknown_model_is_not_found(world: World, case: Case) -> None:
     assert not world.triton.received
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=[f"{wrong.case}-{wrong.param}" for wrong in WRONG])
-def test_wrong_field_is_named_and_reaches_no_model(world: World, wrong: Wrong) -> None:
-    case = BY_ID[wrong.case]
-    reply = send(world.gateway, case, **wrong.fields)
-    error = read_error(case.form, 400, reply.json)
-    assert reply.status == 400
-    assert error["param"] == wrong.param if case.form == "openai" else f"'{wrong.param}'" in error["message"]
-    assert not world.triton.received
+@pytest.mark.parametrize("given", GIVEN, ids=[f"{given.case}-{' '.join(given.fields)}" for given in GIVEN])
+def test_request_reaches_triton_and_its_answer_the_client(world: World, given: Given) -> None:
+    """Send a row whole, and, if the API streams, as a stream, whose joined pieces must be the whole answer."""
+    case = dataclasses.replace(BY_ID[given.case], **({"system": given.system} if given.system else {}))
+    gateway = world.gateway_of(case, given.fields)
+    is_neutral = given.triton == {} and given.answer is None and "model" not in given.fields
+    answer = case.answer if is_neutral else given.answer
+    whole: Any = {}
+    for asks in ({}, ASKS.get(case.stream, {"stream": True}))[: 2 if case.stream and given.streams else 1]:
+        world.triton.received.clear()
+        reply = send(gateway, case, **given.fields, **asks)
+        assert reply.status == 200, reply.body
+        got = join(case.stream, reply.body) if asks else read_answer(reply)
+        assert answer is None or not difference(answer, got), difference(answer, got)
+        whole = whole or got
+        assert not (changed := difference(without_ids(whole), without_ids(got))), changed
+        if given.triton is not None:
+            (request,) = world.triton.received
+            wrong = difference(expected_request(case, given), read_request(request, bool(asks)))
+            assert not wrong, wrong
+
+
+def expected_request(case: Case, given: Given) -> Any:
+    inputs = (case.triton or {}) | (given.triton or {})
+    return Exactly({"outputs": bool, "model": bool} | {k: v for k, v in inputs.items() if v is not ABSENT})
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=[f"{wrong.case}-{wrong.param or wrong.reason}" for wrong in WRONG])
+def test_wrong_field_is_named(world: World, wrong: Wrong) -> None:
+    case = dataclasses.replace(BY_ID[wrong.case], **({"system": wrong.system} if wrong.system else {}))
+    reply = send(world.gateway_of(case, wrong.fields), case, **wrong.fields)
+    assert reply.status == wrong.status, reply.body
+    error = read_error(case.form, wrong.status, reply.json)
+    assert wrong.reason in error["message"]
+    if wrong.param:
+        assert error["param"] == wrong.param if case.form == "openai" else f"'{wrong.param}'" in error["message"]
+    assert not wrong.code or error["code"] == wrong.code
+    assert bool(world.triton.received) == wrong.by_model
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])

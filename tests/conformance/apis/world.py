@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import hashlib
@@ -9,11 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gateway.edge.config import Config, Limits
-from tests.conformance.apis.run import KEY
+from tests.conformance.apis.models import chunked, m3, moderator, whisper
+from tests.conformance.apis.run import ABSENT, KEY, Case
+from tests.support import page_systems
 from tests.support.gateway import RunningGateway, running_gateway
-from tests.support.page_systems import pipeline
 from tests.support.triton_stand_in import (
+    COUNTED,
     GENERATION_INPUTS,
+    Failure,
     Model,
     TritonStandIn,
     classifier,
@@ -22,27 +26,127 @@ from tests.support.triton_stand_in import (
     refusal,
     reranker,
     sparse,
+    text_image,
     token_encoder,
 )
+from triton_transformers.errors import INVALID_VALUE, NO_CHAT_TEMPLATE, UNKNOWN_ADAPTER
 from triton_transformers.tensors import Tensor
 
 INPUTS = GENERATION_INPUTS | {"sampling_parameters": ("STRING", [1])}
+SEES = INPUTS | {"images": ("STRING", [-1])}
+SPEECH = {"audio": base64.b64encode(b"RIFF...").decode(), "sampling_rate": 16000}
+BATTERY = '<tool_call>\n{"name": "Battery", "arguments": {"size": "AA", "full": true}}\n</tool_call>'
+WORDS = [" ein", " zwei", " drei"]
+# What a model of the family hermes generates when it thinks, and calls two tools.
+CALLS = [
+    *("<think>", "Let me", " see.", "</think>", "\n\n", "I ask.", "\n<tool_call>\n"),
+    *('{"name": "weather", "arguments": {"city": ', '"Oslo"}}', "\n</tool_call>"),
+    '\n<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>',
+]
+# The answers of pipelines, by their task.
+PIPELINES: dict[str, Any] = {
+    "zero-shot-classification": {"sequence": "a", "labels": ["x", "y"], "scores": [0.9, 0.1]},
+    "zero-shot-image-classification": [{"label": "x", "score": 0.9}],
+    "automatic-speech-recognition": {"text": "Hello"},
+    "text-to-audio": SPEECH,
+    "table-question-answering": {"answer": "36"},
+    "text-classification": [{"label": "x", "score": 0.9}],
+    "summarization": [{"summary_text": "b"}],
+    "token-classification": [],
+    "image-text-to-text": [{"generated_text": "a cat"}],
+    "image-to-text": [{"generated_text": "a cat"}],
+    "keypoint-matching": [],
+}
 
 
-def models() -> list[Model]:
+def with_parameters(model: Model, **parameters: str) -> Model:
+    model.parameters |= parameters
+    return model
+
+
+def with_input(model: Model, name: str) -> Model:
+    model.inputs[name] = ("STRING", [1])
+    return model
+
+
+def generators(name: str, pieces: list[str] = COUNTED, **parameters: str) -> list[Model]:
+    """Return a model that continues texts, and the one that streams for it."""
+    models = generator(name, SEES, pieces=pieces), generator(f"{name}_stream", INPUTS, True, pieces)
+    return [with_parameters(model, **parameters) for model in models]
+
+
+def failing(name: str, failure: Failure, after: int = 0) -> Model:
+    """Return a generator that streams some pieces and fails."""
+    model = generator(name, SEES, streams=True)
+    answer = model.answer
+
+    def fail(inputs: dict[str, Tensor]) -> Iterable[list[Tensor]]:
+        yield from list(answer(inputs))[:after]
+        raise failure
+
+    model.answer = fail
+    return model
+
+
+def with_logits(name: str, whole: Model) -> list[Model]:
+    """Return the model as an ensemble, and its step that has the logits."""
+    logits = Tensor.from_values("logits", "FP32", [[-3.0, 2.0]])
+    step = Model(f"{name}_encoder", whole.inputs, {"logits": ("FP32", [2])}, lambda inputs: [[logits]])
+    whole.name = name
+    whole.settings = {"platform": "ensemble", "ensemble_scheduling": {"step": [{"model_name": step.name}]}}
+    return [whole, step]
+
+
+def unnormalized() -> Model:
+    model = embedding("long")
+    model.answer = lambda inputs: [[Tensor.from_values("output__0", "FP32", [[3.0, 4.0, 0, 0]])]]
+    return model
+
+
+def one_of_each() -> list[Model]:
     """Return one model for each ability, so that requests that name no model find theirs."""
-    speech = pipeline("speaker", "text-to-audio", {"audio": "", "sampling_rate": 16000})
-    ears = pipeline("whisper", "automatic-speech-recognition", {"text": " One.", "chunks": []})
-    ears.parameters["speech_model"] = "whisper"
-    labels = classifier()
-    labels.parameters["activation"] = "sigmoid"  # so that it moderates
-    agents = [generator("agent", INPUTS), generator("agent_stream", INPUTS, streams=True)]
-    for agent in agents:
-        agent.parameters |= {"tool_parser": "hermes", "reasoning": "think"}
+    labels = with_parameters(classifier(), activation="sigmoid")  # so that it moderates
     return [
-        *(embedding(), reranker(tokenizes=True), labels, sparse(), token_encoder(), speech, ears, *agents),
+        *(embedding(), reranker(tokenizes=True), labels, sparse(), token_encoder()),
+        *(page_systems.pipeline("speaker", "text-to-audio", SPEECH), whisper("whisper", speech_model="whisper")),
+        *(*generators("agent", CALLS, tool_parser="hermes", reasoning="think"),),
         *(generator(inputs=INPUTS), generator("counter_stream", INPUTS, streams=True)),
-        pipeline("summarization", "summarization", [{"summary_text": "b"}]),
+        page_systems.pipeline("summarization", "summarization", PIPELINES["summarization"]),
+    ]
+
+
+def others() -> list[Model]:
+    """Return models that differ from those in an ability."""
+    greedy = {name: GENERATION_INPUTS[name] for name in ("text_input", "max_new_tokens")}
+    removed = refusal(400, "the adapter 'tone' was removed", "lora_name", code=UNKNOWN_ADAPTER)
+    damaged = refusal(400, "input 'images': row 1 is not a whole file", "images", code=INVALID_VALUE, index=1)
+    return [
+        *page_systems.models(),
+        *(page_systems.pipeline(task, task, answer) for task, answer in PIPELINES.items()),
+        *generators("silent", [""]),
+        *generators("battery", ['{"size": "AA",', ' "full": true}']),
+        *generators("battery_caller", [BATTERY], tool_parser="hermes"),
+        *(generator("seer", SEES, pieces=WORDS), generator("sees", SEES)),
+        *generators("adapted", adapters="legal tone"),
+        *generators("thinker", reasoning="think"),
+        *generators("tuned", sampling='{"temperature": 0.5, "top_p": 0.75, "top_k": 20}'),
+        with_parameters(generator("front", INPUTS), engine_model="counter_stream"),
+        with_parameters(generator("orphan", INPUTS), engine_model="missing"),
+        *(generator("greedy", greedy), generator("streamer", {"text_input": ("STRING", [-1])}, streams=True)),
+        failing("picky", refusal(400, "this engine does not have 'top_k'", "top_k")),
+        failing("plain", refusal(400, "the model takes prompts", code=NO_CHAT_TEMPLATE)),
+        with_parameters(failing("late", removed), adapters="tone"),
+        failing("damaged", damaged),
+        *(m3(), chunked(), text_image(), unnormalized(), embedding("uncounted", counts=False)),
+        *(with_input(embedding("prompted"), "prompt_name"), with_input(classifier("pairs"), "text_pair")),
+        with_input(reranker("instructed"), "prompt"),
+        *with_logits("logit_classifier", classifier()),
+        *with_logits("logit_reranker", reranker()),
+        *(whisper("letters", speech_model="ctc"), whisper("heard")),
+        whisper("untimed", speech_model="whisper_without_timestamps"),
+        moderator("toxic", ["toxic", "Non-Toxic"], "softmax"),
+        moderator("kinds", ["insult", "threat"], "sigmoid"),
+        moderator("mood", ["glad", "sad"], "softmax"),
     ]
 
 
@@ -51,10 +155,15 @@ class World:
     """The stand-in and the gateways. Its faults concern every model, from one of the pieces of an answer on."""
 
     triton: TritonStandIn
-    gateway: RunningGateway
+    gateway: RunningGateway  # before one model of each ability
+    every: RunningGateway  # before all models
     full: RunningGateway  # which has all the requests that it may have
     hasty: RunningGateway  # whose requests have a third of a second
     fault: tuple[int, Callable[[Model], None]] | None = None
+
+    def gateway_of(self, case: Case, fields: dict[str, Any]) -> RunningGateway:
+        """Return the gateway that has the system of the request: the one that it names, or the only one."""
+        return self.every if case.system or (case.body | fields).get("model", ABSENT) is not ABSENT else self.gateway
 
     @contextlib.contextmanager
     def _faulty(self, piece: int, fault: Callable[[Model], None]) -> Iterator[None]:
@@ -80,7 +189,7 @@ class World:
 
     def is_idle(self) -> bool:
         """Return whether nothing runs in Triton, and no gateway keeps a slot."""
-        gateways = self.gateway, self.full, self.hasty
+        gateways = self.gateway, self.every, self.full, self.hasty
         return not self.triton.running and not any(gateway.app.counters.running for gateway in gateways)
 
     def add_fault(self, model: Model) -> None:
@@ -97,15 +206,19 @@ class World:
 
 @contextlib.contextmanager
 def running_world() -> Iterator[World]:
-    with TritonStandIn(*models()) as triton, contextlib.ExitStack() as stack:
+    one, more = one_of_each(), others()
+    with TritonStandIn(*more, *one) as triton, contextlib.ExitStack() as stack:
         keys = (hashlib.sha256(KEY.encode()).digest(),)
 
-        def gateway(**limits: Any) -> RunningGateway:
-            bounds = Limits(**{"texts": 10, "body": 50_000, **limits})
-            config = Config(triton=triton.address, systems=tuple(triton.models), keys=keys, limits=bounds)
+        def gateway(models: Iterable[str], **limits: Any) -> RunningGateway:
+            bounds = Limits(**{"texts": 12, "body": 50_000, **limits})
+            config = Config(triton=triton.address, systems=tuple(models), keys=keys, limits=bounds)
             return stack.enter_context(running_gateway(config))
 
-        world = World(triton, gateway(), gateway(in_flight=0), gateway(timeout=0.3))
+        names = [model.name for model in one]
+        world = World(
+            triton, gateway(names), gateway(triton.models), gateway(names, in_flight=0), gateway(names, timeout=0.3)
+        )
         for model in triton.models.values():
             world.add_fault(model)
         yield world

@@ -1,9 +1,8 @@
-"""Images in a chat: the request that the model gets, and the addresses that the gateway fetches."""
+"""The addresses of images that the gateway fetches."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -15,72 +14,7 @@ from gateway.edge.errors import ApiError
 from gateway.text import image_urls
 from gateway.text.image_urls import is_public, load_images
 from tests.gateway.text.test_row_fields import PNG, url
-from tests.support.gateway import RunningGateway, gateway_before
 from tests.support.http_servers import Script, script
-from tests.support.triton_stand_in import GENERATION_INPUTS, TritonStandIn, generator, refusal, rows_of
-from triton_transformers.errors import INVALID_VALUE
-
-SEES = GENERATION_INPUTS | {"images": ("STRING", [-1])}
-IMAGE = {"type": "image_url", "image_url": {"url": url("PNG"), "detail": "high"}}
-TEXT = {"type": "text", "text": "What is this?"}
-PLACE = "messages[1].content[1]"
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
-    damaged = generator("damaged", SEES)
-
-    def fail(_: Any) -> Any:
-        sentence = "input 'images': row 1 is not a whole JPEG, PNG or WebP file"
-        raise refusal(400, sentence, "images", code=INVALID_VALUE, index=1)
-
-    damaged.answer = fail
-    with gateway_before(generator(), generator("sees", SEES), damaged, limits=Limits(texts=4)) as served:
-        yield served
-
-
-def messages(*later: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": [IMAGE, TEXT]}, {"role": "user", "content": [TEXT, *later]}]
-
-
-def test_model_gets_parts_and_files_in_their_order(served):
-    gateway, triton = served
-    jpeg = {"type": "image_url", "image_url": {"url": url("JPEG")}}
-    reply = gateway.post("/v1/chat/completions", {"model": "sees", "messages": messages(jpeg)})
-    assert reply.status == 200, reply.body
-    received = triton.received[-1].inputs
-    assert [file[:3] for file in rows_of(received["images"])] == [PNG[:3], b"\xff\xd8\xff"]
-    assert [message["content"] for message in json.loads(received["messages"].texts()[0])] == [
-        [{"type": "image"}, TEXT],
-        [TEXT, {"type": "image"}],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("model", "part", "param", "reason"),
-    [
-        ("counter", IMAGE, "messages[0].content[0]", "This model takes texts, not images"),
-        ("sees", {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, PLACE, "fetches none"),
-        ("sees", {"type": "image_url", "image_url": {"url": url("GIF")}}, PLACE, "is image/gif"),
-        ("damaged", IMAGE, PLACE, f"'{PLACE}' is not a whole JPEG, PNG or WebP file"),
-        ("sees", {"type": "input_audio", "input_audio": {}}, f"{PLACE}.type", "input_audio"),
-        ("sees", {"type": "image_url"}, f"{PLACE}.image_url", "Missing required parameter"),
-    ],
-)
-def test_refusal_names_the_image(served, model, part, param, reason):
-    reply = served[0].post("/v1/chat/completions", {"model": model, "messages": messages(part)})
-    assert reply.status == 400, reply.body
-    assert reason in reply.error["message"]
-    assert reply.error["param"] == param
-
-
-def test_too_many_images_are_refused(served):
-    reply = served[0].post("/v1/chat/completions", {"model": "sees", "messages": messages(*[IMAGE] * 4)})
-    assert (reply.status, reply.error["code"]) == (400, "too_many_inputs")
-    assert "has 5 images; at most 4" in reply.error["message"]
-
-
-# --- addresses --------------------------------------------------------------------------------------------------------
 
 INNER = (
     *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "100.100.100.200"),
