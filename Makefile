@@ -143,7 +143,10 @@ lint: $(all) ## ruff, mypy, import directions, spelling, shellcheck, hadolint, a
 	@$(python) -m monitoring --check
 	@$(venv)/bin/hadolint images/*/Dockerfile* tests/docker/stand-ins/*/Dockerfile
 
-test-unit: $(all) ## Tests without a server: SLOW=1
+install_clients = $(if $(OPENAI_CLIENTS),tests/packages.sh tests/openai_clients.lock $(OPENAI_CLIENTS) openai@7.57.0 @huggingface/inference@4.13.30)
+
+test-unit: $(all) ## Tests without a server: SLOW=1; OPENAI_CLIENTS=.local/openai-clients adds clients of OpenAI's and other APIs
+	@$(install_clients)
 	@$(unit_tests) $(left_out_tests)
 
 # Reads neither the developer's .env (tests/.env does not exist) nor make's command line, whose SYSTEMS may be 14 GB.
@@ -151,7 +154,7 @@ assemble_embedding = TRITON_SETTINGS_FILE=tests/.env TRITON_SETTINGS_NAMES= $(py
 
 test-stack: $(all) ## Tests on the real Triton, Prometheus and Locust: SLOW=1; SLOW=2 TENSORFLOW=.local/tensorflow adds SavedModels, OPENAI_CLIENTS=.local/openai-clients clients of OpenAI's and other APIs
 	@$(if $(TENSORFLOW),tests/packages.sh tests/tensorflow.lock $(TENSORFLOW))
-	@$(if $(OPENAI_CLIENTS),tests/packages.sh tests/openai_clients.lock $(OPENAI_CLIENTS) openai@7.57.0 @huggingface/inference@4.13.30)
+	@$(install_clients)
 	@$(assemble_embedding)
 	@$(stack_tests) $(left_out_tests)
 

@@ -7,6 +7,7 @@ import ctypes
 import io
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,16 @@ def anew(stored: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support import store
 
     monkeypatch.setattr(assemble, "run_recipe", store.assemble_anew)
+
+
+@pytest.fixture(scope="module")
+def client_packages() -> Iterator[None]:
+    """Make the clients importable. Importing them takes seconds, so workers that only collect the tests do not."""
+    from tests.support.openai_clients import CLIENTS
+
+    sys.path.append(str(CLIENTS))
+    yield
+    sys.path.remove(str(CLIENTS))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.openai_clients import CLIENTS
 from tests.support.scheduling import Scheduler
 from tests.support.stacks import TestStack, bring_up, filled_stack, stacks
 from triton_transformers.settings import ROOT
@@ -78,14 +76,6 @@ def stack(grafana_home, pytestconfig) -> Iterator[TestStack]:
         }
         pytestconfig.stash[STACK] = stack
         yield bring_up(stack)
-
-
-@pytest.fixture(scope="module")
-def client_packages() -> Iterator[None]:
-    """Make the clients importable. Importing them takes seconds, so workers that only collect the tests do not."""
-    sys.path.append(str(CLIENTS))
-    yield
-    sys.path.remove(str(CLIENTS))
 
 
 @pytest.fixture(scope="module")

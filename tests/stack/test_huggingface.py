@@ -21,12 +21,12 @@ from PIL import Image
 
 from export.recipes.pipeline import is_same
 from gateway.edge.config import Config
-from tests.stack.test_gateway import CLIENTS, INSTALL
 from tests.stack.test_pipelines import SYSTEMS
 from tests.support import page_systems
 from tests.support.checkpoints import encoders, language, vision
 from tests.support.checkpoints.vision_language import save_vision_language
 from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.openai_clients import CLIENTS, INSTALL
 from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
 from tests.support.triton_stand_in import TritonStandIn

@@ -74,6 +74,7 @@ GIVEN = [
         [[[n, n] for n in range(1, 4)], [[n, n] for n in range(1, 5)]],
     ),
     Given("tei-predict", {"inputs": ["good"]}, {}, GOOD),
+    Given("tei-predict", {"parameters": {"top_k": 1}}, {}, [GOOD[:1]]),
     Given("tei-predict", {"inputs": [["good"], ["bad"]]}, {"input_text": ["good", "bad"]}, lambda got: got[0] == GOOD),
     Given(
         "tei-predict-of-model",
