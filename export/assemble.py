@@ -10,16 +10,17 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 
 from export.added_adapters import change_adapters, keep_adapters
 from export.catalogue import RECIPES, SYSTEMS, FormatUnavailable, Job, Outcome, Recipe, System
-from export.checkpoint.silence import quiet
-from export.checkpoint.tasks import LIST, needs_pipeline, read_config, task_of, transformers_of
-from export.checkpoint.unsupported import check_model, check_network, check_task, check_weights
+from export.checkpoint.network import check_network
+from export.checkpoint.tasks import LIST
+from export.decision import decide
 from export.drafts import FACT as DRAFT
-from export.drafts import check_draft, open_draft
+from export.drafts import open_draft
 from export.memory_limit import limited_memory
 from export.neuron.target import Target
 from export.record import (
@@ -33,16 +34,14 @@ from export.record import (
     read_record,
     read_records,
 )
-from export.selection import check_format, missing_systems
+from export.selection import missing_systems
 from export.sources.pickles import WORK
 from export.sources.source import Weights, open_weights
 from triton_transformers.cli import err, out
 from triton_transformers.files import exclusive
 from triton_transformers.model_config import CONFIGS, is_outdated, tuned_configs, with_steps
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.tasks.task import PIPELINE
 
-SHOWN_KEYS = 8
 # The libraries that read and run a model, as named in messages.
 LIBRARIES = ("transformers", "sentence_transformers", "tokenizers", "safetensors", "torch", "onnxruntime")
 
@@ -86,7 +85,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
         completed(checkpoint, Path(folder), system.task) as weights,
         open_draft(system.draft, settings, repository) as draft,
     ):
-        job = replace(plan(system, weights, Path(folder), settings), draft=draft)
+        job = replace(decide(system, weights, Path(folder), settings), draft=draft)
         recipe = RECIPES[job.task]
         with err.status(f"{system.name}: assembling {escape(weights.name)}"):
             try:
@@ -104,68 +103,25 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
                 job.folder.mkdir()
                 job = replace(job, format=fallback)
                 outcome = run_recipe(recipe, job, weights.name)
-        if not system.format:
-            outcome = outcome.join(Outcome(facts={DEFAULT: settings.profile}))
+        facts: dict[str, Any] = {} if system.format else {DEFAULT: settings.profile}
         if system.name in settings.variants():
-            outcome = outcome.join(Outcome(facts={FORMAT_OF: settings.system}))
+            facts[FORMAT_OF] = settings.system
         if system.min_quality:
-            outcome = outcome.join(Outcome(facts={MIN_QUALITY: system.min_quality}))
+            facts[MIN_QUALITY] = system.min_quality
         if draft:
             outcome = outcome.join(Outcome(f"tokens are proposed by {draft.name}", {DRAFT: draft.identity}))
-        outcome = outcome.join(converted).join(keep_adapters(job, repository))
+        outcome = outcome.join(Outcome(facts=facts)).join(converted).join(keep_adapters(job, repository))
         put_in_place(job, weights, outcome, repository)
     took = f"assembled in {time.monotonic() - start:.0f} s"
     summary = f"; {outcome.summary}" if outcome.summary else ""
     out.print(f"{system.name}: {job.task} ({job.format}) of {escape(weights.name)}, {took}{summary}")
 
 
-def plan(system: System, weights: Weights, folder: Path, settings: Settings) -> Job:
-    trust_remote_code = settings.trust_remote_code
-    if ignored := check_model(weights.name, weights.folder, trust_remote_code):
-        more = f" and {len(ignored) - SHOWN_KEYS} more" if len(ignored) > SHOWN_KEYS else ""
-        out.print(f"{system.name}: not read by transformers: {', '.join(ignored[:SHOWN_KEYS])}{more}", markup=False)
-    for part in transformers_of(weights.folder):
-        check_weights(weights.name, part)
-    task = system.task or task_of(weights.folder, weights.name)
-    check_task(weights.name, weights.folder, task, trust_remote_code)
-    recipe = RECIPES[task]
-    target = Target.from_settings(settings) if recipe.neuron else None
-    if target and settings.format:
-        raise UserError(f"PROFILE=neuron compiles {system.name} ({task}) for Neuron: leave FORMAT empty")
-    if system.format:
-        check_format(system.name, task, system.format)
-    form = "neuron" if target else system.format or recipe.default_format(settings.profile)
-    if not system.format and needs_pipeline(task, read_config(weights.folder)):
-        form = PIPELINE
-    if form == PIPELINE and settings.profile == "neuron":
-        raise UserError(
-            f"{system.name} ({task}) runs as a pipeline of PyTorch, which AWS Neuron has no compiler for: "
-            "set PROFILE=cpu or cuda"
-        )
-    if system.min_quality and form != "int8":
-        raise UserError(f"MIN_QUALITY: {system.name} is {task} ({form}), and only FORMAT=int8 measures what it keeps")
-    if system.draft:
-        check_draft(system.name, task, form)
-    return Job(
-        system=system.name,
-        task=task,
-        format=form,
-        weights=weights.folder,
-        movable=weights.movable,
-        folder=folder,
-        trust_remote_code=trust_remote_code,
-        neuron=target,
-        profile=settings.profile,
-        min_quality=system.min_quality,
-    )
-
-
 def run_recipe(recipe: Recipe, job: Job, name: str) -> Outcome:
     try:
         with limited_memory(name, job.weights):
-            with quiet():
-                for part in transformers_of(job.weights):
-                    check_network(name, part, job.task)
+            for part in job.checkpoint.parts:
+                check_network(part, job.task)
             return recipe.assemble(job)
     except UserError as error:
         # The folder may be a view of the weights, of which the user knows the name only.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import shutil
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.tasks import IMAGE_TEXT
 from export.neuron.target import Target
 from export.sources.source import Hub, Package, Source, Weights
@@ -54,6 +56,10 @@ class Job:
     draft: Weights | None = None  # of a smaller model that proposes tokens; its name may be drafts.LOOKUP
     profile: str = "cpu"  # of the server
     min_quality: float | None = None  # what FORMAT=int8 must keep, instead of the bound of the task
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(str(self.weights), self.weights, self.trust_remote_code)
 
     def take(self, file: Path, version: Path) -> None:
         """Put one of the weights' files into the folder of a version."""

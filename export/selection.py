@@ -7,7 +7,7 @@ from pathlib import Path
 
 from export.added_adapters import adapter_changes
 from export.catalogue import CATALOGUE, FORMATS, RECIPES, SYSTEMS, System, find_system, runs_on
-from export.checkpoint.unsupported import check_task_name
+from export.decision import check_format
 from export.drafts import is_recorded, requested_draft
 from export.neuron.target import Target
 from export.record import DEFAULT, FORMAT_OF, MIN_QUALITY, Record, find_record, read_record, read_records
@@ -20,6 +20,8 @@ from triton_transformers.tasks.task import PIPELINE
 
 # These settings choose what a system is made of. Without any of them, a system that is in place stays as it is.
 CHOICES = ("HF_MODEL", "HF_REVISION", "SOURCE", "TASK", "FORMAT", "MIN_QUALITY", "DRAFT")
+# Names of tasks on the Hub that transformers 5 has under another name.
+OLD_TASKS = {"text-to-speech": "text-to-audio"}
 
 
 def all_in_place(settings: Settings, systems: list[str]) -> bool:
@@ -87,7 +89,8 @@ def requested_system(name: str, settings: Settings, repository: Path) -> System 
                 f"make add SYSTEM={name} HF_MODEL=organisation/model, or SOURCE=folder"
             )
         system = System(name, "", source)
-    check_task_name(settings.task)
+    if settings.task in OLD_TASKS:
+        raise UserError(f"TASK={settings.task} is TASK={OLD_TASKS[settings.task]} in transformers 5: set that")
     form = chosen_format(settings) or system.format
     task = "" if source and name not in SYSTEMS else system.task  # other weights may be for another task
     task = settings.choice("TASK", tuple(TASKS)) if settings.task else task
@@ -119,12 +122,6 @@ def chosen_format(settings: Settings) -> str:
             f"FORMAT={form} does not run with PROFILE={profile}: leave FORMAT empty for what suits the profile"
         )
     return form
-
-
-def check_format(system: str, task: str, form: str) -> None:
-    """Raise UserError if no system of the task has the format."""
-    if form not in (formats := RECIPES[task].formats):
-        raise UserError(f"FORMAT={form} is not available for {system} ({task}): set FORMAT to {' or '.join(formats)}")
 
 
 def chosen_source(settings: Settings) -> Source | None:

@@ -19,9 +19,9 @@ import numpy as np
 from export.catalogue import Job, Outcome
 from export.check.parity import TOLERANCES
 from export.check.served import served_system
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.silence import quiet
-from export.checkpoint.tasks import LIST, architectures_of, read_config
-from export.checkpoint.unsupported import check_weights
+from export.checkpoint.tasks import LIST
 from export.recipes.config_writer import batched, tensor, write_config
 from export.recipes.language.recipe import other_files
 from export.recipes.pipeline_graph import Recorder, export_graphs, recorded
@@ -41,11 +41,11 @@ LANGUAGES = (("eng_Latn", "fra_Latn"), ("en_XX", "fr_XX"), ("en", "fr"), ("eng",
 
 
 def assemble(job: Job) -> Outcome:
-    check_vocoder(job.weights)
+    check_vocoder(job.checkpoint)
     check_decision_head(job)
     version = job.folder / job.system / "1"
     version.mkdir(parents=True)
-    for file in [*check_weights(str(job.weights), job.weights), *other_files(job)]:
+    for file in [*job.checkpoint.weights(), *other_files(job)]:
         job.take(file, version)
     if (vocoder := job.weights / VOCODER).is_dir():
         shutil.copytree(vocoder, version / VOCODER, ignore=shutil.ignore_patterns("*.bin"))
@@ -61,16 +61,16 @@ def assemble(job: Job) -> Outcome:
     return Outcome("; ".join(filter(None, (together, trial.graph))), facts)
 
 
-def check_vocoder(weights: Path) -> None:
+def check_vocoder(checkpoint: Checkpoint) -> None:
     """Raise if the model makes spectrograms, and its folder has no vocoder, which turns them into sound."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES as SPECTROGRAMS
 
-    (architecture, *_) = *architectures_of(read_config(weights)), ""
-    if architecture in SPECTROGRAMS.values() and not (weights / VOCODER / "model.safetensors").is_file():
+    architecture = checkpoint.architecture
+    if architecture in SPECTROGRAMS.values() and not (checkpoint.folder / VOCODER / "model.safetensors").is_file():
         raise UserError(
-            f"{weights} is a {architecture}, which makes spectrograms, and a vocoder turns them into sound: save one "
-            f"(SpeechT5HifiGan, FastSpeech2ConformerHifiGan) with save_pretrained into its folder {VOCODER}, and set "
-            "SOURCE"
+            f"{checkpoint.name} is a {architecture}, which makes spectrograms, and a vocoder turns them into sound: "
+            "save one (SpeechT5HifiGan, FastSpeech2ConformerHifiGan) with save_pretrained into its folder "
+            f"{VOCODER}, and set SOURCE"
         )
 
 
@@ -111,13 +111,10 @@ def speech_model(job: Job) -> str:
     """Return the kind of a model that recognizes speech, or "": the gateway offers what the kind can do."""
     if job.task != "automatic-speech-recognition":
         return ""
-    config = read_config(job.weights)
-    if config["model_type"] == "whisper":
-        generation = job.weights / "generation_config.json"
-        options = json.loads(generation.read_text()) if generation.is_file() else {}
-        has_timestamps = options.get("no_timestamps_token_id") is not None
+    if job.checkpoint.kind == "whisper":
+        has_timestamps = job.checkpoint.read("generation_config.json").get("no_timestamps_token_id") is not None
         return "whisper" if has_timestamps else "whisper_without_timestamps"
-    return "ctc" if any(name.endswith("ForCTC") for name in architectures_of(config)) else ""
+    return "ctc" if any(name.endswith("ForCTC") for name in job.checkpoint.architectures) else ""
 
 
 class Trial(NamedTuple):

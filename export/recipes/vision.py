@@ -25,9 +25,7 @@ from export.checkpoint.tasks import (
     IMAGE_FEATURES,
     TEXT_IMAGE,
     activation,
-    architectures_of,
     encodes_texts_and_images,
-    read_config,
     save_labels,
 )
 from export.recipes.config_writer import Config, batched, ensemble, ragged, tensor, write_config
@@ -89,7 +87,7 @@ class VisionModel:
         """Return the class of transformers that loads the weights."""
         if self.classifies:
             return "AutoModelForImageClassification"
-        architecture = next(iter(architectures_of(read_config(self.job.weights))), "")
+        architecture = self.job.checkpoint.architecture
         # AutoModel would load a half without its projection.
         return architecture if architecture.endswith("ModelWithProjection") else "AutoModel"
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from export.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint
+from export.checkpoint.network import HEADLESS, compare_weights
 from export.checkpoint.pipelines import names_in, pipeline_tasks_of
-from export.checkpoint.silence import quiet
-from export.checkpoint.tasks import LIST, architectures_of, is_multi_vector, task_of_architecture, type_of_architecture
-from export.checkpoint.unsupported import HEADLESS, INDEX, SINGLE, compare_weights, own_code, read_json
+from export.checkpoint.tasks import LIST, network_of, task_of_architecture, type_of_architecture
 from export.sources.source import Weights
 from triton_transformers.cli import out
 from triton_transformers.settings import UserError
@@ -32,14 +32,14 @@ def completed(weights: Weights, folder: Path, task: str) -> Iterator[Weights]:
 
     The folder of a user stays as it is: links to its files lie beside `folder`.
     """
-    config = read_json(weights.name, weights.folder / "config.json")
+    checkpoint = Checkpoint(weights.name, weights.folder)
     changes: dict[str, Any] = {}
-    if architecture := completed_architecture(weights, config, task):
+    if architecture := completed_architecture(checkpoint, task):
         changes["architectures"] = [architecture]
         out.print(
             f"{weights.name}: its weights are those of a {architecture}, which config.json does not name", markup=False
         )
-    labels = config.get("id2label")
+    labels = checkpoint.config.get("id2label")
     if isinstance(labels, dict) and not all(isinstance(label, str) for label in labels.values()):
         changes["id2label"] = {number: str(label) for number, label in labels.items()}
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name) as links:
@@ -49,11 +49,11 @@ def completed(weights: Weights, folder: Path, task: str) -> Iterator[Weights]:
             weights = replace(weights, folder=Path(links))
         if changes:
             (weights.folder / "config.json").unlink()  # it may be a link to that of a user
-            (weights.folder / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
+            (weights.folder / "config.json").write_text(json.dumps(checkpoint.config | changes), encoding="utf-8")
         yield weights
 
 
-def completed_architecture(weights: Weights, config: dict[str, Any], task: str) -> str:
+def completed_architecture(checkpoint: Checkpoint, task: str) -> str:
     """Return the class of transformers that config.json should name, or "" if it names one, or the model's own code.
 
     Raise UserError if it names a class of other code, or of another type, whose weights no class of the type has.
@@ -61,16 +61,16 @@ def completed_architecture(weights: Weights, config: dict[str, Any], task: str) 
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kind, named = config.get("model_type"), next(iter(architectures_of(config)), "")
-    if not isinstance(kind, str) or not (classes := classes_of(kind)):
+    kind, named = checkpoint.kind, checkpoint.architecture
+    if not kind or not (classes := classes_of(kind)):
         return ""
-    has_weights = any((weights.folder / file).is_file() for file in (SINGLE, INDEX))
-    is_of_other_library = (weights.folder / "modules.json").exists() or is_multi_vector(weights.folder, config)
-    if not has_weights or own_code(config) or is_of_other_library:
+    is_of_other_library = checkpoint.has_modules or checkpoint.is_multi_vector
+    if not checkpoint.has(SINGLE, INDEX) or checkpoint.own_code() or is_of_other_library:
         return ""
-    is_encoder_decoder = config.get("is_encoder_decoder", getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False))
+    usual = getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False)
+    is_encoder_decoder = checkpoint.config.get("is_encoder_decoder", usual)
     if not named or (named == classes[-1] and is_encoder_decoder):  # pipelines load a tied head, too
-        fitting = fitting_class(weights.folder, classes)
+        fitting = fitting_class(checkpoint, classes)
         return fitting if fitting != named else ""
     own = OLD_NAMES.get(named, named).lower()
     if same := next((name for name in classes if name.lower() == own), ""):
@@ -79,7 +79,7 @@ def completed_architecture(weights: Weights, config: dict[str, Any], task: str) 
     if own_type == kind:  # a class that no list has
         return ""
     classes = [name for name in classes if not task or is_for(name, task, kind)]
-    fitting = fitting_class(weights.folder, classes, whole=task not in HEADLESS)
+    fitting = fitting_class(checkpoint, classes, whole=task not in HEADLESS)
     if fitting and (own_type or task):
         return fitting
     code = f"of the type {own_type} and not {kind}" if own_type else f"not in transformers {transformers.__version__}"
@@ -87,7 +87,7 @@ def completed_architecture(weights: Weights, config: dict[str, Any], task: str) 
     if fitting:
         instead = f"Its weights fit {fitting}: set TASK if it computes as that does"
     raise UserError(
-        f"{weights.name} has the architecture {named} in its config.json, which is {code}. {instead}, or "
+        f"{checkpoint.name} has the architecture {named} in its config.json, which is {code}. {instead}, or "
         f"choose another model ({LIST})"
     )
 
@@ -117,18 +117,15 @@ def classes_of(model_type: str) -> list[str]:
     return list(found)
 
 
-def fitting_class(weights: Path, classes: list[str], whole: bool = False) -> str:
+def fitting_class(checkpoint: Checkpoint, classes: list[str], whole: bool = False) -> str:
     """Return the class that needs no other weights than these and reads the most of them, or "".
 
     With `whole`, it must read all of them.
     """
-    import transformers
-
     left_over: dict[str, int] = {}
     for name in classes:
         try:
-            with quiet():
-                found = compare_weights(getattr(transformers, name), weights)
+            found = compare_weights(network_of(name), checkpoint)
         except Exception:  # damaged files make transformers raise anything: later checks report them
             continue
         if not found.missing and not found.different and not (whole and found.left_over):

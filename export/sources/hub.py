@@ -16,6 +16,7 @@ from rich.filesize import decimal
 from export.checkpoint.adapters import CONFIG as ADAPTER_CONFIG
 from export.checkpoint.adapters import FILE as ADAPTERS
 from export.checkpoint.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.unsupported import check_files, check_model
 from export.sources.pickles import ADAPTER as ADAPTER_PICKLE
 from export.sources.pickles import PLACE, pickles_of, safe_name
@@ -140,7 +141,7 @@ def fetch(
     for file in (file for file in files if file not in weights):
         fetch_file(api, name, commit, file, folder / file.rfilename)
     if trust_remote_code is not None:
-        check_model(name, folder, trust_remote_code)  # before gigabytes are downloaded for nothing
+        check_model(Checkpoint(name, folder, trust_remote_code))  # before gigabytes are downloaded for nothing
     for file in weights:
         fetch_file(api, name, commit, file, folder / file.rfilename)
     with err.status(f"{name}: verifying the download"):

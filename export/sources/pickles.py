@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from export.checkpoint.unsupported import INDEX, read_json
+from export.checkpoint.checkpoint import INDEX, read_json
 from triton_transformers.cli import err, out
 from triton_transformers.settings import ROOT, Settings, UserError
 from triton_transformers.torch_messages import is_out_of_memory, refused_global

@@ -9,6 +9,7 @@ import pytest
 
 from export.assemble import check_free
 from export.catalogue import RECIPES, SYSTEMS, System, find_system
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.tasks import task_of
 from export.record import UNFINISHED, Record, read_record, read_records
 from export.selection import check_formats, missing_systems, requested_system
@@ -255,16 +256,16 @@ def test_task_follows_from_the_architecture_and_the_library(tmp_path, config, mo
     if model_type:
         (tmp_path / "modules.json").touch()
         (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"model_type": model_type}))
-    assert task_of(tmp_path) == task
+    assert task_of(Checkpoint("m", tmp_path)) == task
 
 
 def test_task_follows_from_other_files_or_is_required(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(of("ViTModel")))
     (tmp_path / "preprocessor_config.json").touch()
-    assert task_of(tmp_path) == "image-feature-extraction"
+    assert task_of(Checkpoint("m", tmp_path)) == "image-feature-extraction"
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="set TASK"):
-        task_of(tmp_path)
+        task_of(Checkpoint("m", tmp_path))
 
 
 def test_container_image_has_the_backends_of_the_models(settings):

@@ -13,8 +13,8 @@ import pytest
 from export import assemble as commands
 from export.catalogue import RECIPES, Job
 from export.check.served import ServedSystem, Tensors, python_backend, served_system
-from export.checkpoint.tasks import task_of
-from export.checkpoint.unsupported import check_model, check_task
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.unsupported import check as check_checkpoint
 from export.sources.source import Folder, Weights, open_weights
 from triton_transformers.settings import Settings
 
@@ -25,9 +25,7 @@ def assemble(
     """Fill the folder as `make models` does, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     with open_weights(Folder(weights), Settings({"ALLOW_PICKLES": "1"}), folder) as own:
-        task = task or task_of(own.folder)
-        check_model(system, own.folder, trust_remote_code=False)
-        check_task(system, own.folder, task, trust_remote_code=False)
+        task, _ = check_checkpoint(Checkpoint(system, own.folder), task)
         commands.run_recipe(
             RECIPES[task], Job(system, task, form, own.folder, own.movable, folder, draft=draft), system
         )

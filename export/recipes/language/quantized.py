@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import shutil
 import tempfile
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from export.catalogue import Job, Outcome
+from export.checkpoint.checkpoint import INDEX
 from export.checkpoint.silence import quiet
-from export.checkpoint.unsupported import INDEX, quantization
 from export.recipes.language.openvino import free_memory
 from export.sources.source import Weights, gguf_files
 from triton_transformers.engines import VLLM
@@ -35,7 +34,7 @@ def readable_weights(job: Job, others: list[Path]) -> Iterator[tuple[Job, Outcom
 
     `others` are the files beside the weights.
     """
-    method = quantization(json.loads((job.weights / "config.json").read_text()))
+    method = job.checkpoint.quantization
     if not method or job.format in VLLM.formats:
         yield job, Outcome()
         return

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from export.catalogue import SYSTEMS, FormatUnavailable, Job, Outcome
 from export.check.served import backend_config, served_system
+from export.checkpoint.checkpoint import INDEX, Checkpoint
 from export.checkpoint.silence import quiet
 from export.checkpoint.tasks import IMAGE_TEXT, task_of_architecture
-from export.checkpoint.unsupported import INDEX, check_weights, quantization, read_json, read_parts
+from export.checkpoint.unsupported import read_parts
 from export.drafts import LOOKUP
 from export.recipes.config_writer import tensor, write_config
 from export.recipes.language import openvino
@@ -64,7 +65,7 @@ def assemble_readable(job: Job) -> Outcome:
     for folder in (version, streamed / "1"):
         folder.mkdir(parents=True)
     outcome = Outcome(f"{streamed.name} streams the same texts; {chat_summary(tokenizer)}")
-    asked = read_json(job.system, job.weights / "generation_config.json")
+    asked = job.checkpoint.read("generation_config.json")
     sampling = read_sampling(asked)
     missing = {name: asked[name] for name, neutral in MISSING.items() if asked.get(name) not in neutral}
     if job.task == IMAGE_TEXT and job.format in OPENVINO.formats and PENALTY in sampling:
@@ -85,7 +86,7 @@ def assemble_readable(job: Job) -> Outcome:
 
 def write_model(job: Job, tokenizer: PreTrainedTokenizerBase, version: Path) -> Outcome:
     """Fill the folder with what the engine of the format reads."""
-    weights = check_weights(str(job.weights), job.weights)
+    weights = job.checkpoint.weights()
     if job.format in TRANSFORMERS.formats:
         return copy_checkpoint(job, weights, tokenizer, version)
     limits = read_limits(job, tokenizer)
@@ -141,7 +142,7 @@ def add_draft(
     folder.mkdir()
     own = replace(job, weights=draft.folder, movable=draft.movable, folder=folder, draft=None)
     with readable_weights(own, other_files(own)) as (own, _):
-        weights, other = check_weights(draft.name, own.weights), load_tokenizer(own)
+        weights, other = own.checkpoint.weights(), load_tokenizer(own)
         theirs = read_limits(own, other)
         # vLLM requires equal sizes. Sizes may exceed the number of tokens.
         fits = theirs["vocabulary"] == limits["vocabulary"] if job.format in VLLM.formats else True
@@ -171,8 +172,9 @@ def copy_checkpoint(job: Job, weights: list[Path], tokenizer: PreTrainedTokenize
         # The weights have only a tokenizer.model. Reading it takes sentencepiece, which the server lacks.
         tokenizer.save_pretrained(version)
     size = sum(file.stat().st_size for file in version.glob("*.safetensors"))
-    config = json.loads((version / "config.json").read_text())
-    dtype = config.get("dtype") or config.get("torch_dtype") or ("bfloat16" if quantization(config) else "float32")
+    copied = Checkpoint(job.system, version)
+    usual = "bfloat16" if copied.quantization else "float32"
+    dtype = copied.config.get("dtype") or copied.config.get("torch_dtype") or usual
     return Outcome(f"{size / 1e9:.2g} GB of weights", {"dtype": dtype})
 
 
@@ -188,7 +190,7 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     """
     import transformers
 
-    config, tokenizer = read_parts(str(job.weights), job.weights, "tokenizer", job.trust_remote_code)
+    config, tokenizer = read_parts(job.checkpoint, "tokenizer")
     if job.task == IMAGE_TEXT:
         return processor_tokenizer(job)
     architectures = config.architectures or []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder.modules import LogitScore
 
 from export.check.served import Tensors
-from export.checkpoint.tasks import architectures_of
 from export.recipes.text.network import TextModel
 from export.recipes.text.sentences import LibraryNetwork, SentenceModel
 from triton_transformers.settings import UserError
@@ -39,10 +37,9 @@ class RankingModel(SentenceModel):
 
     @property
     def processor_options(self) -> dict[str, Any]:
-        config = json.loads((self.job.weights / "config.json").read_text())
-        is_plain = not (self.job.weights / "modules.json").exists()
-        if is_plain and architectures_of(config) == ["Qwen3ForCausalLM"]:
-            length = min(QWEN3_LENGTH, config["max_position_embeddings"])
+        checkpoint = self.job.checkpoint
+        if not checkpoint.has_modules and checkpoint.architectures == ["Qwen3ForCausalLM"]:
+            length = min(QWEN3_LENGTH, checkpoint.config["max_position_embeddings"])
             return {"chat_template": QWEN3_TEMPLATE.read_text(), "model_max_length": length}
         return {}
 

@@ -18,9 +18,9 @@ from export.catalogue import Job, Outcome
 from export.check.parity import TOLERANCES, largest_difference, measure_parity, of_format
 from export.check.quality import DOCUMENTS
 from export.check.served import Tensors, served_tokens
-from export.checkpoint.adapters import adapter_folders
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.silence import quiet, without_scikit_learn
-from export.checkpoint.tasks import architectures_of, is_of_two_halves, read_config, save_labels
+from export.checkpoint.tasks import save_labels
 from export.recipes.config_writer import Config, batched, ensemble, ragged, tensor, write_config
 from export.recipes.low_rank import ADAPTER
 from export.recipes.onnx_export import compare_int8_batches, quantize_and_compare
@@ -129,7 +129,7 @@ def text_model(job: Job) -> TextModel:
     if job.task not in LIBRARY_MODELS:
         return TextModel(job)
     module, name = LIBRARY_MODELS[job.task]
-    if job.task == "sentence-similarity" and is_text_half(job.weights):
+    if job.task == "sentence-similarity" and is_text_half(job.checkpoint):
         module, name = "half", "TextHalf"
     with without_scikit_learn():  # sentence-transformers takes seconds to import
         imported = importlib.import_module(f"export.recipes.text.{module}")
@@ -137,11 +137,10 @@ def text_model(job: Job) -> TextModel:
     return model
 
 
-def is_text_half(weights: Path) -> bool:
+def is_text_half(checkpoint: Checkpoint) -> bool:
     """Return whether transformers itself turns a text into a vector: models of texts and images, and DPR."""
-    config = read_config(weights)
-    is_half = any(name.endswith(("TextModelWithProjection", *DPR)) for name in architectures_of(config))
-    return not (weights / "modules.json").exists() and (is_half or is_of_two_halves(config))
+    is_half = any(name.endswith(("TextModelWithProjection", *DPR)) for name in checkpoint.architectures)
+    return not checkpoint.has_modules and (is_half or checkpoint.has_two_halves)
 
 
 def check_published(model: TextModel) -> None:
@@ -155,7 +154,7 @@ def check_published(model: TextModel) -> None:
 
 def check_ignored_adapters(model: TextModel) -> None:
     """Raise if the graph would ignore adapters that the folder of the weights has."""
-    if (folders := adapter_folders(model.job.weights)) and ADAPTER not in model.token_inputs:
+    if (folders := model.job.checkpoint.adapters) and ADAPTER not in model.token_inputs:
         names = ", ".join(folder.name for folder in folders)
         raise UserError(
             f"{model.job.system}: its adapters ({names}) are served with TASK=sentence-similarity and a plain encoder "

@@ -22,9 +22,8 @@ from sentence_transformers.util import select_max_active_dims
 from tokenizers import Tokenizer
 
 from export.check.served import Tensors
-from export.checkpoint.adapters import adapter_folders, check_adapters
+from export.checkpoint.adapters import check_adapters
 from export.checkpoint.silence import quiet
-from export.checkpoint.tasks import transformers_of
 from export.recipes.low_rank import ADAPTER, Adapters
 from export.recipes.onnx_export import Network, attention, export, load_original
 from export.recipes.text.network import TextModel
@@ -61,9 +60,9 @@ class SentenceModel(TextModel):
                 processor_kwargs=self.processor_options,
             )
         parts = [module for module in model.modules() if isinstance(module, Transformer)]
-        for module, folder in zip(parts, transformers_of(self.job.weights), strict=True):
+        for module, part in zip(parts, self.job.checkpoint.parts, strict=True):
             # Raises if weights are missing. In the type of the file, they need no memory.
-            load_original(self.job, type(module.model), folder, dtype="auto")
+            load_original(self.job, type(module.model), part.folder, dtype="auto")
         return model.eval()
 
     @cached_property
@@ -139,7 +138,7 @@ class SentenceModel(TextModel):
     @cached_property
     def adapters(self) -> Adapters | None:
         """Return the adapters beside the weights: the name of a row's prompt chooses one of them."""
-        folders = adapter_folders(self.job.weights) if self.job.task == "sentence-similarity" else []
+        folders = self.job.checkpoint.adapters if self.job.task == "sentence-similarity" else []
         if not folders:
             return None
         names, first = ", ".join(folder.name for folder in folders), self.original[0]
@@ -161,7 +160,7 @@ class SentenceModel(TextModel):
         numbers: dict[str, int] = {}
         if not self.adapters:
             return numbers
-        for number, folder in enumerate(adapter_folders(self.job.weights), start=1):
+        for number, folder in enumerate(self.job.checkpoint.adapters, start=1):
             others = (*self.original.prompts, *self.task_instructions, *JINA_TASKS)
             same = (name for name in others if plain(name) == plain(folder.name))
             numbers |= dict.fromkeys([folder.name, *same], number)

@@ -9,6 +9,7 @@ import pytest
 from transformers import logging
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.config_keys import unread_keys
 from export.checkpoint.unsupported import check_keys, check_model
 from triton_transformers.settings import UserError
@@ -217,18 +218,24 @@ def is_configuration(value: object) -> bool:
     return isinstance(value, dict) and "model_type" in value
 
 
-def test_refusal_names_the_keys_the_release_and_a_way_out():
+def ignored(folder: Path, **config: object) -> list[str]:
+    """Return the keys of a Llama's config.json that are ignored without harm."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return check_keys(Checkpoint("x", folder), CONFIG_MAPPING["llama"])
+
+
+def test_refusal_names_the_keys_the_release_and_a_way_out(tmp_path):
     unread = {"newest_twist": 3, "rope": False}
     with pytest.raises(
         UserError, match=r"sets newest_twist, rope, which LlamaConfig of transformers 5\.\S+ .*wait for"
     ):
-        check_keys("x", unread | {"transformers_version": "6.0.0"}, CONFIG_MAPPING["llama"])
+        ignored(tmp_path, **unread, transformers_version="6.0.0")
     with pytest.raises(UserError, match=r"sets rope, .* remove the key there"):
-        check_keys("x", unread, CONFIG_MAPPING["llama"])
+        ignored(tmp_path, **unread)
 
 
-def test_keys_that_change_nothing_are_returned():
-    assert check_keys("x", {"newest_twist": 3, "directionality": "bidi"}, CONFIG_MAPPING["llama"]) == ["newest_twist"]
+def test_keys_that_change_nothing_are_returned(tmp_path):
+    assert ignored(tmp_path, newest_twist=3, directionality="bidi") == ["newest_twist"]
 
 
 @pytest.mark.parametrize("name", ["AutoConfig", "AutoModel"])
@@ -242,5 +249,5 @@ def test_own_code_may_read_any_key_with_consent(tmp_path, name):
     config = {"model_type": "bert", "auto_map": {name: "own.Own"}, "rope": 3}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"sets rope, and brings its own code, .*set TRUST_REMOTE_CODE=1"):
-        check_model("x", tmp_path, trust_remote_code=False)
-    check_model("x", tmp_path, trust_remote_code=True)
+        check_model(Checkpoint("x", tmp_path))
+    check_model(Checkpoint("x", tmp_path, trust_remote_code=True))

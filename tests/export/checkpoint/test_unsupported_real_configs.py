@@ -20,6 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from export.assemble import assemble_all
 from export.check.served import served_system
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.tasks import task_of
 from export.checkpoint.unsupported import check_keys, check_model
 from export.record import Record, read_record
@@ -94,11 +95,12 @@ def reason(name: str) -> str:
     return next((why for start, why in REFUSED.items() if name.startswith(start)), "")
 
 
-def test_keys_of_real_configurations_are_read_or_change_nothing():
+def test_keys_of_real_configurations_are_read_or_change_nothing(tmp_path):
     refused = set()
-    for real in known():
+    for number, real in enumerate(known()):
+        checkpoint = Checkpoint(real.name, real.write(tmp_path / str(number)))
         try:
-            check_keys(real.name, real.config, CONFIG_MAPPING[real.config["model_type"]])
+            check_keys(checkpoint, CONFIG_MAPPING[checkpoint.kind])
         except UserError as error:
             refused.add(real.name)
             assert reason(real.name), error
@@ -112,8 +114,8 @@ def test_real_files_are_read_or_refused_in_one_sentence(tmp_path):
     for number, real in enumerate(real_checkpoints()):
         folder = real.write(tmp_path / str(number))
         try:
-            check_model("m", folder, trust_remote_code=False)
-            assert task_of(folder, "m")
+            check_model(Checkpoint("m", folder))
+            assert task_of(Checkpoint("m", folder))
         except UserError as error:
             assert "\n" not in str(error)
 
@@ -151,7 +153,7 @@ def is_vit(model_type: str, num_channels: int = 3, **_: Any) -> bool:
 
 @pytest.mark.parametrize("real", small_models())
 def test_small_model_with_real_keys_answers_as_the_library(real, tmp_path, pb_utils):
-    task = task_of(real.write(tmp_path / "real"), "m")
+    task = task_of(Checkpoint("m", real.write(tmp_path / "real")))
     weights = real.save(tmp_path / "weights", task)
     record = assembled(weights, tmp_path / "models", "openvino-fp32" if generates(real) else "")
     if record.task in TEXT_TO_TEXT:

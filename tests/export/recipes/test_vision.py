@@ -13,6 +13,7 @@ import torch
 import transformers
 from PIL import Image
 
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.tasks import TEXT_IMAGE, task_of
 from tests.support.checkpoints import encoders, vision
 from tests.support.served import assemble, check, request
@@ -83,13 +84,6 @@ def test_image_features_equal_transformers(tmp_path, save, call, form):
     check_images(folder, image_features(weights, call), "pooler_output")
 
 
-def test_processor_that_keeps_sizes_is_refused(tmp_path):
-    weights = vision.save_dinov2(tmp_path / "weights")
-    transformers.BitImageProcessor(do_resize=False, do_center_crop=False).save_pretrained(weights)
-    with pytest.raises(UserError, match="only models that take all images in one size are served"):
-        assemble(weights, tmp_path / "models")
-
-
 @pytest.mark.parametrize(
     ("save", "option", "form", "options"),
     [
@@ -103,7 +97,7 @@ def test_processor_that_keeps_sizes_is_refused(tmp_path):
 )
 def test_texts_and_images_equal_transformers(tmp_path, save, option, form, options):
     weights = save(tmp_path / "weights", option)
-    assert task_of(weights) == TEXT_IMAGE
+    assert task_of(Checkpoint("m", weights)) == TEXT_IMAGE
     folder = assemble(weights, tmp_path / "models", form)
     check_texts(folder, text_features(weights, **options))
     check_images(folder, expected := image_features(weights), system="m_image")

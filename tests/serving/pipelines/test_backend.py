@@ -20,11 +20,12 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from export.assemble import assemble_all, plan
+from export.assemble import assemble_all
 from export.catalogue import Job, System
 from export.check.served import ServedSystem, python_backend, served_system
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.pipelines import pipeline_tasks_of
-from export.checkpoint.tasks import pipelines_of
+from export.decision import decide
 from export.recipes import pipeline
 from export.recipes.pipeline import is_same, traits_of
 from export.record import read_record
@@ -202,9 +203,10 @@ def test_architecture_has_the_task_of_transformers_lists(architecture, kind, tas
     ("encoder", "tasks"),
     [("vit", ["image-to-text"]), ("donut-swin", ["document-question-answering", "image-to-text"])],
 )
-def test_only_donut_answers_questions_about_documents(encoder, tasks):
+def test_only_donut_answers_questions_about_documents(tmp_path, encoder, tasks):
     config = {"architectures": ["VisionEncoderDecoderModel"], "model_type": "vision-encoder-decoder"}
-    assert pipelines_of(config | {"encoder": {"model_type": encoder}}) == tasks
+    (tmp_path / "config.json").write_text(json.dumps(config | {"encoder": {"model_type": encoder}}))
+    assert Checkpoint("m", tmp_path).pipelines == tasks
 
 
 @pytest.mark.parametrize("small", [find_pipeline("image-to-text"), pytest.param(TROCR, marks=pytest.mark.slow)])
@@ -280,15 +282,17 @@ def test_task_with_a_faster_format_has_it_by_default(task, architecture, form, t
         find_models(architecture, task)[0].save(tmp_path / "weights")
     weights = Weights(tmp_path / "weights", "m", "")
     system = System("m", "", Folder(weights.folder))
-    job = plan(system, weights, tmp_path, Settings.load())
+    job = decide(system, weights, tmp_path, Settings.load())
     assert (job.task, job.format) == (task, form)
-    assert plan(replace(system, task=task, format="pipeline"), weights, tmp_path, Settings.load()).format == "pipeline"
+    assert (
+        decide(replace(system, task=task, format="pipeline"), weights, tmp_path, Settings.load()).format == "pipeline"
+    )
 
 
 def test_neuron_refuses_pipelines(tmp_path):
     weights = Weights(find_pipeline("object-detection").save(tmp_path / "weights"), "m", "")
     with pytest.raises(UserError, match=r"m \(object-detection\) runs as a pipeline of PyTorch, which AWS Neuron has"):
-        plan(System("m", "", Folder(weights.folder)), weights, tmp_path, Settings.load().replace(PROFILE="neuron"))
+        decide(System("m", "", Folder(weights.folder)), weights, tmp_path, Settings.load().replace(PROFILE="neuron"))
 
 
 def without(folder: Path, key: str) -> None:

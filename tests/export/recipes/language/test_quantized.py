@@ -140,12 +140,6 @@ def test_vllm_gets_the_weights_as_they_are(tmp_path, method):
     assert json.loads((folder / "model.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_method_that_only_vllm_reads_is_refused_elsewhere(tmp_path):
-    weights = mark(language.save_llama(tmp_path / "weights"), {"quant_method": "gptq", "bits": 4})
-    with pytest.raises(UserError, match=r"is quantized \(gptq\), which only vLLM reads: set PROFILE=cuda"):
-        made(tmp_path, weights, "python")
-
-
 def test_model_that_memory_cannot_hold_in_16_bits_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(quantized, "MEMORY", 1e9)
     with pytest.raises(UserError, match=r"in 16 bits it takes about .* GB of memory"):

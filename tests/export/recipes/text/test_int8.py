@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from export.assemble import plan
 from export.catalogue import Job, System
 from export.check import quality
 from export.check.quality import Quality, kendall, kept_neighbours, measure_quality
 from export.check.served import served_system
+from export.decision import decide
 from export.recipes.text import int8, recipe
 from export.recipes.text.int8 import Channels, Conversion, Matrix, Variant
 from export.sources.source import Folder, Weights
@@ -52,7 +52,7 @@ def test_quality_that_no_format_measures_is_refused(assembled, tmp_path):
     weights = Weights(assembled[0].weights, "m", "")
     system = System("m", "sentence-similarity", Folder(weights.folder), min_quality=0.98)
     with pytest.raises(UserError, match=r"MIN_QUALITY: m is sentence-similarity \(onnx\), and only FORMAT=int8"):
-        plan(system, weights, tmp_path, Settings.load())
+        decide(system, weights, tmp_path, Settings.load())
 
 
 def test_int8_is_near_fp32_and_the_same_alone_and_in_a_batch(assembled):

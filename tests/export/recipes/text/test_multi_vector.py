@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from export.check.served import ServedSystem
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.tasks import task_of
 from tests.support.checkpoints import encoders
 from tests.support.served import request, systems_once
@@ -49,7 +50,7 @@ def serve(checkpoint, tmp_path_factory) -> Iterator[Callable[[str, str], ServedS
 def test_vectors_and_scores_equal_the_library(checkpoint, serve, case, form):
     from sentence_transformers import MultiVectorEncoder
 
-    assert task_of(checkpoint(case)) == TASK
+    assert task_of(Checkpoint("m", checkpoint(case))) == TASK
     library, served = MultiVectorEncoder(str(checkpoint(case)), device="cpu"), serve(case, form)
     queries = library.encode_query(QUERIES, batch_size=1, convert_to_numpy=True)
     documents = library.encode_document(TEXTS, batch_size=1, convert_to_numpy=True)

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from export.check.served import served_system
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.tasks import task_of
 from export.recipes.text import references
 from tests.support import served
@@ -58,7 +59,7 @@ def test_scores_equal_cross_encoder(tmp_path, save, labels, activation, format):
         weights = encoders.save_cross_encoder(tmp_path / "weights", save, labels, activation_fn=function)
     else:
         weights = language.save_llama_classifier(tmp_path / "weights", labels)
-    assert task_of(weights) == ("text-ranking" if labels == 1 else "text-classification")
+    assert task_of(Checkpoint("m", weights)) == ("text-ranking" if labels == 1 else "text-classification")
     reference = cross_encoder(weights)
     reference.tokenizer.pad_token = reference.tokenizer.pad_token or reference.tokenizer.eos_token
     expected = reference.predict(list(zip(QUERIES, TEXTS, strict=True)))
@@ -131,7 +132,7 @@ def save_language_reranker(
 def test_language_model_ranks_as_cross_encoder(tmp_path, false_token, template, format):
     prompts = {"prompts": {"web": "search the web"}, "default_prompt_name": "web"}
     weights = save_language_reranker(tmp_path / "weights", false_token, template, **prompts)
-    assert task_of(weights) == "text-ranking"
+    assert task_of(Checkpoint("m", weights)) == "text-ranking"
     reference, models = cross_encoder(weights), assemble(weights, tmp_path / "models", format)
     pairs = list(zip(QUERIES, TEXTS, strict=True))
     assert len(reference.tokenizer(" ".join(pairs[-1])).input_ids) > language.CONTEXT  # truncated before the chat's end
@@ -172,36 +173,6 @@ def model_card_score(folder: Path, query: str, document: str, instruction: str |
         logits = model(torch.tensor([first + middle + last])).logits[0, -1]
     no, yes = (tokenizer.convert_tokens_to_ids(token) for token in ("no", "yes"))
     return torch.log_softmax(torch.stack([logits[no], logits[yes]]), dim=0)[1].exp().item()
-
-
-@pytest.mark.parametrize(
-    ("save", "task", "error"),
-    [
-        (
-            lambda folder: encoders.save_cross_encoder(folder, activation_fn=torch.nn.ReLU()),
-            "",
-            "m: its scores pass through ReLU, which is not served; Sigmoid, ",
-        ),
-        (
-            lambda folder: with_template(language.save_llama_classifier(folder, labels=1)),
-            "",
-            "m: its chat template has no place for a query and a document",
-        ),
-        (
-            language.save_llama,
-            "text-ranking",
-            "m: a language model ranks by the logits of yes and no, and its tokenizer has",
-        ),
-    ],
-)
-def test_model_that_cannot_rank_is_refused(tmp_path, save, task, error):
-    with pytest.raises(UserError, match=error):
-        assemble(save(tmp_path / "weights"), tmp_path / "models", task=task)
-
-
-def with_template(weights: Path) -> Path:
-    (weights / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    return weights
 
 
 @pytest.fixture(scope="module")

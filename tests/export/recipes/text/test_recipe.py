@@ -14,12 +14,12 @@ import torch
 import transformers
 
 from export.check.served import InferenceRequest, answers, served_system
+from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.tasks import task_of
 from loadtest.bench.architectures.small_models import wordpiece
 from tests.support.checkpoints import encoders
 from tests.support.served import ask, assemble, check, request
 from triton_transformers.corpus import MIXED
-from triton_transformers.settings import UserError
 from triton_transformers.tensors import TOKEN_IDS
 
 pytestmark = pytest.mark.usefixtures("stored")
@@ -143,12 +143,6 @@ def test_sparse_embeddings_equal_sparse_encoder(tmp_path, form, pooling, activat
                 assert (np.diff(answer["weight"][0]) <= 0).all()
 
 
-def test_model_without_a_masked_language_head_has_no_sparse_embeddings(tmp_path):
-    weights = encoders.save_bert(tmp_path / "weights", "Model")
-    with pytest.raises(UserError, match="serves masked language models and sparse encoders that sentence-tr"):
-        assemble(weights, tmp_path / "models", task="sparse-embedding")
-
-
 # --- entities: those of transformers' pipeline, with each aggregation_strategy ----------------------------------------
 
 # The corpus, and words that BERT's tokenizer splits, does not know, or finds beside punctuation.
@@ -204,7 +198,7 @@ def softmax(values: np.ndarray) -> np.ndarray:
 def test_zero_shot_equals_pipeline(tmp_path):
     names = encoders.labels(["contradiction", "neutral", "entailment"])
     weights = encoders.save_bert(tmp_path / "weights", "ForSequenceClassification", **names)
-    assert task_of(weights) == "text-classification"
+    assert task_of(Checkpoint("m", weights)) == "text-classification"
     folder = assemble(weights, tmp_path / "models", "python")
     set_parameter(folder / "m_answers/config.pbtxt", "activation", "none")
     text = "one day I will see the rain in another country"

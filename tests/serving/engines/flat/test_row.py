@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from export.assemble import plan
 from export.catalogue import System
+from export.decision import decide
 from export.recipes.text.recipe import configs, text_model
 from export.sources.source import Folder, Weights
 from loadtest.bench.architectures.small_models import (
@@ -333,7 +333,7 @@ def test_batches_on_pytorch_and_cuda_have_more_texts(tmp_path, profile, form, ro
     with torch.random.fork_rng(devices=[]):
         save_text(SmallModel("BertForSequenceClassification", "", fields=LABELS), tmp_path)
     system = System("m", "text-classification", Folder(tmp_path), format=form)
-    job = plan(system, Weights(tmp_path, "m", ""), tmp_path / "made", Settings.load().replace(PROFILE=profile))
+    job = decide(system, Weights(tmp_path, "m", ""), tmp_path / "made", Settings.load().replace(PROFILE=profile))
     parts = configs(text_model(job))
     assert {part: config["max_batch_size"] for part, (config, _) in parts.items()} == dict.fromkeys(parts, rows)
 
