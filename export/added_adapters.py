@@ -16,7 +16,7 @@ from export.record import UNFINISHED, Record, delete_files, place_files, read_re
 from export.sources.pickles import WORK
 from export.sources.source import Folder, Source, identity, named_source, open_weights
 from triton_transformers.cli import err, out
-from triton_transformers.engines import OPENVINO, VLLM
+from triton_transformers.engines import OPENVINO, TEXT_ENGINES, VLLM, titles
 from triton_transformers.files import write_atomically
 from triton_transformers.model_config import find_config
 from triton_transformers.protocol import ADAPTERS as PARAMETER
@@ -67,7 +67,8 @@ def change_adapters(system: str, settings: Settings, repository: Path) -> None:
     record = read_record(system, repository)
     if record is None or record.task != TASK or record.format == "neuron":
         kind = f"{record.task} ({record.format})" if record else "a model of your own"
-        raise UserError(f"ADAPTERS: {system} is {kind}; adapters are for {TASK} with OpenVINO, vLLM or transformers")
+        able = titles([engine for engine in TEXT_ENGINES if engine.formats])
+        raise UserError(f"ADAPTERS: {system} is {kind}; adapters are for {TASK} with {able}")
     from export.recipes.language import adapters as adapter_files
 
     recorded = {name: own for name, own in record.facts.get(FACT, {}).items() if name not in changes}

@@ -16,6 +16,7 @@ from deploy.oci.container_image import Image
 from deploy.oci.deployment import Deployment
 from export.backends import GENERATION
 from export.package import TOP
+from triton_transformers.engines import TEXT_ENGINES, TRANSFORMERS, titles
 from triton_transformers.settings import UserError
 
 # Documented by Oracle.
@@ -88,7 +89,9 @@ def check_image(deployment: Deployment, image: Image, backends: set[str]) -> Ite
     if image.size > IMAGE_BYTES:
         remedy = "build it with `make build TAG=`, which leaves out what SYSTEMS do not need"
         if profile == "cuda" and GENERATION in backends:
-            remedy = "assemble generating systems with FORMAT=python, because the image with vLLM cannot be cut"
+            whole = titles([engine for engine in TEXT_ENGINES if engine.image])
+            form = TRANSFORMERS.formats[0]
+            remedy = f"assemble generating systems with FORMAT={form}, because the image with {whole} cannot be cut"
         yield (
             f"{image.name} has {decimal(image.size)} unpacked, and must have at most {decimal(IMAGE_BYTES)}: {remedy}"
         )
