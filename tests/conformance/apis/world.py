@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gateway.edge.config import Config, Limits
-from tests.conformance.apis.models import chunked, m3, moderator, whisper
+from tests.conformance.apis.models import IMAGE, chunked, m3, moderator, whisper
 from tests.conformance.apis.run import ABSENT, KEY, Case
 from tests.support import page_systems
 from tests.support.gateway import RunningGateway, running_gateway
@@ -49,13 +49,18 @@ PIPELINES: dict[str, Any] = {
     "zero-shot-image-classification": [{"label": "x", "score": 0.9}],
     "automatic-speech-recognition": {"text": "Hello"},
     "text-to-audio": SPEECH,
-    "table-question-answering": {"answer": "36"},
+    "table-question-answering": {"answer": "36", "coordinates": [[0, 1]], "cells": ["36"]},
     "text-classification": [{"label": "x", "score": 0.9}],
     "summarization": [{"summary_text": "b"}],
     "token-classification": [],
     "image-text-to-text": [{"generated_text": "a cat"}],
     "image-to-text": [{"generated_text": "a cat"}],
     "keypoint-matching": [],
+    "audio-classification": [{"label": "x", "score": 0.9}],
+    "image-segmentation": [{"label": "x", "score": 0.9, "mask": base64.b64encode(IMAGE).decode()}],
+    "object-detection": [{"label": "x", "score": 0.9, "box": {"xmin": 1, "ymin": 2, "xmax": 3, "ymax": 4}}],
+    "document-question-answering": [{"score": 0.5, "answer": "12.50", "start": 1, "end": 1}],
+    "translation": [{"translation_text": "la pluie"}],
 }
 
 

@@ -15,7 +15,7 @@ from gateway.text.encoders import shaped
 from gateway.triton.context import PARTS_AT_ONCE
 from tests.conformance.apis.world import with_input
 from tests.support.gateway import RunningGateway, gateway_before
-from tests.support.triton_stand_in import Failure, TritonStandIn, embedding, reranker, vector
+from tests.support.triton_stand_in import Failure, TritonStandIn, embedding, generator, reranker, vector
 
 EMBEDDINGS = "/v1/embeddings"
 MAX_BATCH = 4
@@ -26,7 +26,8 @@ DOCUMENTS = ["nothing", "a red house", "red", "house and home"]
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[RunningGateway, TritonStandIn]]:
     instructed = with_input(reranker("instructed", max_batch=3), "prompt")
-    with gateway_before(embedding(max_batch=MAX_BATCH), instructed, limits=Limits(texts=100)) as served:
+    texts = generator(), generator("counter_stream", streams=True)
+    with gateway_before(embedding(max_batch=MAX_BATCH), instructed, *texts, limits=Limits(texts=100)) as served:
         yield served
 
 
@@ -77,6 +78,25 @@ def test_long_requests_share_the_parts_that_triton_has(gateway: RunningGateway, 
     owners = [received.inputs["input_text"].texts()[0][0] for received in triton.received]
     assert owners.index("2") < len(owners) // 2
     assert owners != sorted(owners)
+
+
+def test_chats_and_long_embeddings_do_not_wait_for_each_other(gateway: RunningGateway, triton: TritonStandIn) -> None:
+    """Whichever of them Triton holds back, the other kind, and another encoder, are answered."""
+    embeddings = EMBEDDINGS, {"model": "embedding", "input": TEXTS * 8}
+    chat = "/v1/chat/completions", {"model": "counter", "messages": [{"role": "user", "content": "a"}]}
+    stream = chat[0], chat[1] | {"stream": True}
+    rerank = "/v1/rerank", {"model": "instructed", "query": "red", "documents": DOCUMENTS}
+    for held, others in ((embeddings, (chat, stream, rerank)), (chat, (embeddings, stream)), (stream, (embeddings,))):
+        path, body = held
+        model = "counter_stream" if held is stream else body["model"]
+        running = PARTS_AT_ONCE if held is embeddings else 3
+        triton.models[model].gate.clear()
+        with contextlib.ExitStack() as stack:
+            waiting = [stack.enter_context(gateway.sent("POST", path, body)) for _ in range(3)]
+            triton.wait_until(lambda running=running, model=model: triton.running.count(model) == running)
+            assert [gateway.post(*other).status for other in others] == [200] * len(others)
+            triton.models[model].gate.set()
+            assert [response().status for response in waiting] == [200] * 3
 
 
 def test_failed_part_cancels_the_others(
