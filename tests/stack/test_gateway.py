@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib
 import json
 import math
-import operator
 import os
 import re
 import subprocess
@@ -308,79 +305,9 @@ class Battery(pydantic.BaseModel):
     full: bool
 
 
-class Weather(pydantic.BaseModel):
-    city: Literal["Rome", "Oslo"]
-
-
 def test_client_gets_the_object_that_it_asks_for(client):
     with client.chat.completions.stream(model="mychat", messages=QUESTION, response_format=Battery) as stream:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Battery)
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_langchain_calls_a_tool_and_returns_its_result(url, streams):
-    from langchain_core.messages import ToolMessage
-    from langchain_openai import ChatOpenAI
-
-    model = ChatOpenAI(model="mychat", base_url=url, api_key=KEY, max_retries=0)
-    bound = model.bind_tools([Weather], tool_choice="required")
-    answer = functools.reduce(operator.add, bound.stream("Rome?")) if streams else bound.invoke("Rome?")
-    (call,) = answer.tool_calls[:1]
-    assert call["name"] == "Weather"
-    assert Weather.model_validate(call["args"])
-    assert answer.response_metadata["finish_reason"] == "tool_calls"
-    results = [ToolMessage("rain", tool_call_id=call["id"]) for call in answer.tool_calls]
-    again = bound.invoke([("user", "Rome?"), answer, *results], max_tokens=200)
-    assert again.tool_calls
-
-
-# --- responses and messages -------------------------------------------------------------------------------------------
-
-SYSTEM, USER = (message["content"] for message in QUESTION)
-
-
-@pytest.fixture(scope="module")
-def anthropic(client_packages):
-    return importlib.import_module("anthropic")
-
-
-@pytest.fixture(scope="module")
-def claude(anthropic, url) -> Iterator:
-    with anthropic.Anthropic(base_url=root_of(url), api_key=KEY, max_retries=0) as client:
-        yield client
-
-
-def test_response_equals_tritons_answer(served, prompt_of, client):
-    options = {"model": "mychat", "instructions": SYSTEM, "input": USER, "max_output_tokens": 20, "temperature": 0}
-    response = client.responses.create(**options)
-    assert response.output_text == continued(served, prompt_of(QUESTION), 20)
-    assert response.status == ("incomplete" if response.usage.output_tokens == 20 else "completed")
-    with client.responses.stream(**options, include=["message.output_text.logprobs"]) as stream:
-        pieces = [event for event in stream if event.type == "response.output_text.delta"]
-    assert "".join(piece.delta for piece in pieces) == response.output_text
-    assert sum(len(piece.logprobs) for piece in pieces) == response.usage.output_tokens
-    *_, last = client.responses.create(**options, stream=True)
-    assert last.type == f"response.{response.status}"
-    assert last.response.usage.output_tokens == response.usage.output_tokens
-    assert last.response.output_text == response.output_text
-
-
-def test_message_equals_tritons_answer(served, prompt_of, claude):
-    options = {"model": "mychat", "system": SYSTEM, "messages": QUESTION[1:], "max_tokens": 20}
-    options["extra_body"] = {"temperature": 0}  # the client has no parameter for it any more
-    message = claude.messages.create(**options)
-    (block,) = message.content
-    assert block.text == continued(served, prompt_of(QUESTION), 20)
-    with claude.messages.stream(**options) as stream:
-        assert "".join(stream.text_stream) == block.text
-        streamed = stream.get_final_message()
-    assert (streamed.stop_reason, streamed.usage.output_tokens) == (message.stop_reason, message.usage.output_tokens)
-    counted = claude.messages.count_tokens(model="mychat", system=SYSTEM, messages=QUESTION[1:])
-    assert counted.input_tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
-    stop = block.text[4:7]
-    stopped = claude.messages.create(**options, stop_sequences=["never generated", stop])
-    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
-    assert stopped.content[0].text == block.text[: block.text.index(stop)]
 
 
 # --- what OpenAI's API does not have ----------------------------------------------------------------------------------

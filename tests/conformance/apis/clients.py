@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,12 +31,13 @@ class Battery(pydantic.BaseModel):
 
 
 @dataclass(frozen=True)
-class Client:
-    id: str
-    case: str  # with these fields, its raw request is the same
+class Clients:
+    """Clients that get the same part of the answer that the raw request of a case with these fields gets."""
+
+    case: str
     fields: dict[str, Any]
-    call: Callable[[str], Any]  # with the address of the gateway
-    part: Callable[[Any], Any]  # of the raw answer: what the call returns
+    part: Callable[[Any], Any]
+    calls: dict[str, Callable[[str], Any]]  # with the address of the gateway
 
 
 def openai(url: str) -> Any:
@@ -94,8 +95,8 @@ def content(answer: Any) -> Any:
     return answer["choices"][0]["message"]["content"]
 
 
-def output_text(answer: Any) -> Any:
-    return answer["output"][0]["content"][0]["text"]
+def ranked(results: Any) -> Any:
+    return [(row.index, row.relevance_score) for row in results]
 
 
 # --- calls of more than a line ----------------------------------------------------------------------------------------
@@ -132,13 +133,15 @@ def jina(url: str) -> Any:
     from langchain_community.document_compressors import jina_rerank
 
     jina_rerank.JINA_API_URL = f"{url}/v1/rerank"  # this client has its address in a constant
-    return jina_rerank.JinaRerank(model="reranker", jina_api_key=KEY, top_n=2).rerank(DOCUMENTS, "red")
+    results = jina_rerank.JinaRerank(model="reranker", jina_api_key=KEY, top_n=2).rerank(DOCUMENTS, "red")
+    return [(row["index"], row["relevance_score"]) for row in results]
 
 
 def langchain_cohere(url: str) -> Any:
     from langchain_cohere import CohereRerank
 
-    return CohereRerank(model="reranker", cohere_api_key=KEY, base_url=url, top_n=2).rerank(DOCUMENTS, "red")
+    results = CohereRerank(model="reranker", cohere_api_key=KEY, base_url=url, top_n=2).rerank(DOCUMENTS, "red")
+    return [(row["index"], row["relevance_score"]) for row in results]
 
 
 def llama_index(url: str, package: str, kind: str, **options: Any) -> Any:
@@ -194,179 +197,151 @@ def node(url: str) -> Any:
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
-EMBED = {"input": TEXTS}
 CHAT = {"messages": ABOUT}
-TO_CHAT = ("chat", CHAT)
-COHERE = {"texts": TEXTS, "embedding_types": ["float"]}
+FLOATS = {"texts": TEXTS, "embedding_types": ["float"]}
+RANK = {"model": "reranker", "query": "red", "documents": DOCUMENTS, "top_n": 2}
 MESSAGE: dict[str, Any] = {"system": SYSTEM, "messages": ABOUT[1:]}
+RESPONSE: dict[str, Any] = {"instructions": SYSTEM, "input": USER}
+FEW: dict[str, Any] = {"model": "counter", "max_tokens": 2, "temperature": 0.5}
 
 
-def rows() -> Iterator[Client]:
-    """Yield the clients of each API."""
-    for encoding in ({}, {"encoding_format": "float"}):  # the client's own choice is base64
-        yield Client(
-            *(f"openai embeddings {encoding}", "embeddings", EMBED),
-            lambda url, encoding=encoding: [
-                row.embedding for row in openai(url).embeddings.create(model="embedding", input=TEXTS, **encoding).data
-            ],
-            vectors,
-        )
-    yield Client(
-        *("langchain embeddings", "embeddings", EMBED),
-        lambda url: langchain(
-            "OpenAIEmbeddings", url, model="embedding", check_embedding_ctx_length=False
-        ).embed_documents(TEXTS),
-        vectors,
-    )
-    yield Client("llama-index embeddings", "embeddings", EMBED, llama_index_embedding, vectors)
-    yield Client(
-        *("infinity embeddings", "embeddings", EMBED),
-        lambda url: [
-            row.embedding
-            for row in infinity(url, "embeddings", "OpenAIEmbeddingInputText", input_=TEXTS, model="embedding").data
-        ],
-        vectors,
-    )
-    yield Client(
-        *("infinity rerank", "rerank-short", {}),
-        lambda url: [
-            (row.index, row.relevance_score)
-            for row in infinity(url, "rerank", "RerankInput", "red", DOCUMENTS, model="reranker").results
-        ],
-        ranking,
-    )
-    for version, case in (("Client", "cohere-embed-v1"), ("ClientV2", "cohere-embed")):
-        yield Client(
-            *(f"cohere embed {version}", case, COHERE),
-            lambda url, version=version: (
-                cohere(url, version)
-                .embed(model="embedding", texts=TEXTS, input_type="search_query", embedding_types=["float"])
-                .embeddings.float_
+def embedded(url: str, **options: Any) -> Any:
+    answer = openai(url).embeddings.create(model="embedding", input=TEXTS, **options)
+    return [row.embedding for row in answer.data]
+
+
+def embedded_by_infinity(url: str) -> Any:
+    return [row.embedding for row in infinity(url, "embeddings", "OpenAIEmbeddingInputText", TEXTS, "embedding").data]
+
+
+def embedded_by_cohere(url: str, version: str) -> Any:
+    options: Any = {"model": "embedding", "input_type": "search_query", **FLOATS}
+    return cohere(url, version).embed(**options).embeddings.float_
+
+
+def features(address: str) -> Any:
+    return hugging_face(address).feature_extraction(TEXTS).tolist()
+
+
+CLIENTS_OF = [
+    Clients(
+        *("embeddings", {"input": TEXTS}, vectors),
+        {
+            "openai": embedded,  # which asks for base64
+            "openai floats": lambda url: embedded(url, encoding_format="float"),
+            "langchain": lambda url: langchain(
+                *("OpenAIEmbeddings", url), model="embedding", check_embedding_ctx_length=False
+            ).embed_documents(TEXTS),
+            "llama-index": llama_index_embedding,
+            "infinity": embedded_by_infinity,
+        },
+    ),
+    Clients(
+        *("rerank-short", {}, ranking),
+        {
+            "infinity": lambda url: ranked(
+                infinity(url, "rerank", "RerankInput", "red", DOCUMENTS, model="reranker").results
+            )
+        },
+    ),
+    Clients("rerank", {"top_n": 2}, ranking, {"langchain jina": jina}),
+    Clients(
+        *("cohere-rerank", {"top_n": 2}, ranking),
+        {
+            "Client": lambda url: ranked(cohere(url, "Client").rerank(**RANK).results),
+            "ClientV2": lambda url: ranked(cohere(url).rerank(**RANK).results),
+            "langchain": langchain_cohere,
+            "llama-index": lambda url: llama_index(url, "cohere_rerank", "CohereRerank", model="reranker", api_key=KEY),
+        },
+    ),
+    Clients(
+        *("tei-any-task", {}, lambda answer: [(row["index"], row["score"]) for row in answer[:2]]),
+        {
+            "llama-index": lambda url: llama_index(
+                url, "tei_rerank", "TextEmbeddingInference", auth_token=f"Bearer {KEY}"
+            )
+        },
+    ),
+    Clients(
+        *("cohere-embed", FLOATS, lambda answer: answer["embeddings"]["float"]),
+        {"ClientV2": lambda url: embedded_by_cohere(url, "ClientV2")},
+    ),
+    Clients(
+        *("cohere-embed-v1", FLOATS, lambda answer: answer["embeddings"]["float"]),
+        {"Client": lambda url: embedded_by_cohere(url, "Client")},
+    ),
+    Clients(
+        *("cohere-chat", CHAT, lambda answer: answer["message"]["content"][0]["text"]),
+        {"ClientV2": lambda url: cohere(url).chat(model="counter", messages=ABOUT).message.content[0].text},
+    ),
+    Clients(
+        *("tei-embed", {"inputs": TEXTS}, list),
+        {
+            "llama-index": llama_index_of_tei,
+            "langchain": langchain_of_tei,
+            "hugging face": lambda url: features(f"{url}/embed"),
+            "hugging face, system": lambda url: features(f"{url}/models/embedding"),
+            "hugging face, path of system": lambda url: features(f"{url}/models/embedding/embed"),
+        },
+    ),
+    Clients(
+        *("completions", FEW, lambda answer: answer["choices"][0]["text"]),
+        {
+            "openai": lambda url: openai(url).completions.create(prompt="a", **FEW).choices[0].text,
+            "langchain": lambda url: langchain("OpenAI", url, **FEW).invoke("a"),
+        },
+    ),
+    Clients(
+        *("chat", CHAT, content),
+        {
+            "openai": lambda url: (
+                openai(url).chat.completions.create(model="counter", **CHAT).choices[0].message.content
             ),
-            lambda answer: answer["embeddings"]["float"],
-        )
-        yield Client(
-            *(f"cohere rerank {version}", "cohere-rerank", {"top_n": 2}),
-            lambda url, version=version: [
-                (row.index, row.relevance_score)
-                for row in cohere(url, version)
-                .rerank(model="reranker", query="red", documents=DOCUMENTS, top_n=2)
-                .results
-            ],
-            ranking,
-        )
-    yield Client(
-        *("cohere chat", "cohere-chat", CHAT),
-        lambda url: cohere(url).chat(model="counter", messages=ABOUT).message.content[0].text,
-        lambda answer: answer["message"]["content"][0]["text"],
-    )
-    for id, call, case in (("langchain cohere", langchain_cohere, "cohere-rerank"), ("langchain jina", jina, "rerank")):
-        yield Client(
-            *(f"{id} rerank", case, {"top_n": 2}),
-            lambda url, call=call: [(row["index"], row["relevance_score"]) for row in call(url)],
-            ranking,
-        )
-    yield Client(
-        *("llama-index cohere rerank", "cohere-rerank", {"top_n": 2}),
-        lambda url: llama_index(url, "cohere_rerank", "CohereRerank", model="reranker", api_key=KEY),
-        ranking,
-    )
-    yield Client(
-        *("llama-index tei rerank", "tei-any-task", {}),
-        lambda url: llama_index(url, "tei_rerank", "TextEmbeddingInference", auth_token=f"Bearer {KEY}"),
-        lambda answer: [(row["index"], row["score"]) for row in answer[:2]],
-    )
-    for id, call in (("llama-index", llama_index_of_tei), ("langchain", langchain_of_tei)):
-        yield Client(f"{id} tei embed", "tei-embed", {"inputs": TEXTS}, call, list)
-    for path in ("/embed", "/models/embedding", "/models/embedding/embed"):
-        yield Client(
-            *(f"hugging face {path}", "tei-embed", {"inputs": TEXTS}),
-            lambda url, path=path: hugging_face(f"{url}{path}").feature_extraction(TEXTS).tolist(),
-            list,
-        )
-    yield Client(
-        *("hugging face similarity", "tei-similarity", {}),
-        lambda url: hugging_face(f"{url}/models/embedding").sentence_similarity("abc", ["abc", "b"]),
-        list,
-    )
-    yield Client(
-        *("hugging face labels", "tei-predict", {}),
-        lambda url: [
-            {"label": one.label, "score": one.score}
-            for one in hugging_face(f"{url}/models/classifier").text_classification("good")
-        ],
-        list,
-    )
-    yield Client(
-        *("openai completions", "completions", {}),
-        lambda url: openai(url).completions.create(model="counter", prompt="a").choices[0].text,
-        lambda answer: answer["choices"][0]["text"],
-    )
-    yield Client(
-        *("openai chat", *TO_CHAT),
-        lambda url: openai(url).chat.completions.create(model="counter", messages=ABOUT).choices[0].message.content,
-        content,
-    )
-    yield Client("openai chat stream", *TO_CHAT, streamed_chat, content)
-    yield Client("node chat stream", *TO_CHAT, node, content)
-    yield Client(
-        *("langchain completions", "completions", {"max_tokens": 2, "temperature": 0.5}),
-        lambda url: langchain("OpenAI", url, model="counter", max_tokens=2, temperature=0.5).invoke("a"),
-        lambda answer: answer["choices"][0]["text"],
-    )
-    yield Client(
-        *("langchain chat", *TO_CHAT),
-        lambda url: langchain("ChatOpenAI", url, model="counter").invoke(PAIRS).content,
-        content,
-    )
-    yield Client(
-        *("langchain chat stream", *TO_CHAT),
-        lambda url: "".join(
-            chunk.content for chunk in langchain("ChatOpenAI", url, model="counter").stream(PAIRS, stream_usage=True)
-        ),
-        content,
-    )
-    yield Client(
-        *("hugging face chat", "hub-chat", CHAT),
-        lambda url: hugging_face(f"{url}/models/counter").chat_completion(ABOUT).choices[0].message.content,
-        content,
-    )
-    for streams in (False, True):
-        yield Client(
-            *(f"hugging face generation {streams}", "hub-generate", {"parameters": {"max_new_tokens": 2}}),
-            lambda url, streams=streams: generated(url, streams),
-            lambda answer: answer[0]["generated_text"],
-        )
-    yield Client(
-        *("openai responses", "responses", {"instructions": SYSTEM, "input": USER}),
-        lambda url: openai(url).responses.create(model="counter", instructions=SYSTEM, input=USER).output_text,
-        output_text,
-    )
-    yield Client(
-        *("openai responses stream", "responses", {"instructions": SYSTEM, "input": USER}),
-        streamed_response,
-        output_text,
-    )
-    yield Client(
-        *("anthropic messages", "messages", MESSAGE),
-        lambda url: anthropic(url).messages.create(model="counter", max_tokens=9, **MESSAGE).content[0].text,
-        lambda answer: answer["content"][0]["text"],
-    )
-    yield Client(
-        *("anthropic messages stream", "messages", MESSAGE),
-        streamed_message,
-        lambda answer: answer["content"][0]["text"],
-    )
-    yield Client(
-        *("anthropic count tokens", "count-tokens", MESSAGE),
-        lambda url: anthropic(url).messages.count_tokens(model="counter", **MESSAGE).input_tokens,
-        lambda answer: answer["input_tokens"],
-    )
-    yield Client(
-        *("openai speech", "speech", {}),
-        lambda url: openai(url).audio.speech.create(model="speaker", input="a", voice="default").content,
-        bytes,
-    )
+            "openai stream": streamed_chat,
+            "node stream": node,
+            "langchain": lambda url: langchain("ChatOpenAI", url, model="counter").invoke(PAIRS).content,
+            "langchain stream": lambda url: "".join(
+                chunk.content for chunk in langchain("ChatOpenAI", url, model="counter").stream(PAIRS)
+            ),
+        },
+    ),
+    Clients(
+        *("hub-chat", CHAT, content),
+        {
+            "hugging face": lambda url: (
+                hugging_face(f"{url}/models/counter").chat_completion(ABOUT).choices[0].message.content
+            )
+        },
+    ),
+    Clients(
+        *("hub-generate", {"parameters": {"max_new_tokens": 2}}, lambda answer: answer[0]["generated_text"]),
+        {"hugging face": lambda url: generated(url, False), "hugging face stream": lambda url: generated(url, True)},
+    ),
+    Clients(
+        *("responses", RESPONSE, lambda answer: answer["output"][0]["content"][0]["text"]),
+        {
+            "openai": lambda url: openai(url).responses.create(model="counter", **RESPONSE).output_text,
+            "openai stream": streamed_response,
+        },
+    ),
+    Clients(
+        *("messages", MESSAGE, lambda answer: answer["content"][0]["text"]),
+        {
+            "anthropic": lambda url: (
+                anthropic(url).messages.create(model="counter", max_tokens=9, **MESSAGE).content[0].text
+            ),
+            "anthropic stream": streamed_message,
+        },
+    ),
+    Clients(
+        *("count-tokens", MESSAGE, lambda answer: answer["input_tokens"]),
+        {"anthropic": lambda url: anthropic(url).messages.count_tokens(model="counter", **MESSAGE).input_tokens},
+    ),
+    Clients(
+        *("speech", {}, bytes),
+        {"openai": lambda url: openai(url).audio.speech.create(model="speaker", input="a", voice="default").content},
+    ),
+]
 
 
 # --- objects and tools ------------------------------------------------------------------------------------------------

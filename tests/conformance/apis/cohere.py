@@ -108,147 +108,153 @@ BY_TYPE = Exactly(
 SHORT = [value / math.hypot(*vector("a")[:2]) for value in vector("a")[:2]]
 CLIP = {"model": "clip", "texts": ABSENT}
 TO_IMAGE = {"input_text": ABSENT, "image_bytes": [IMAGE]}
-GIVEN = [
-    Given("cohere-chat", OPTIONS, TO_OPTIONS),
-    Given("cohere-chat-v1", OPTIONS, TO_OPTIONS),
-    Given(
-        "cohere-chat",
-        AGENT,
-        {"tools": TOOLS},
-        {
-            "message": {
-                "content": [{"type": "thinking", "thinking": "Let me see."}, text("I ask.")],
-                "tool_calls": [called("weather", '{"city": "Oslo"}'), called("time", "{}")],
-            },
-            "finish_reason": "TOOL_CALL",
-            "usage": usage(len(CALLS)),
-        },
-    ),
-    Given(
-        "cohere-chat",
-        AGENT
-        | {
-            "messages": [
-                USER,
-                {"role": "assistant", "tool_plan": "I ask.", "tool_calls": [called("time", "{}", id="1")]},
-                {
-                    "role": "tool",
-                    "tool_call_id": "1",
-                    "content": [{"type": "document", "document": {"data": {"sky": "clear"}}}],
-                },
-                {
-                    "role": "assistant",
-                    "content": [{"type": "thinking", "thinking": "Hm."}, text("Clear.")],
-                    "citations": None,
-                },
-                USER,
-            ]
-        },
-        {
-            "tools": TOOLS,
-            "messages": [
-                USER,
-                {"role": "assistant", "content": "I ask.", "tool_calls": [called("time", {}, id="1")]},
-                {"role": "tool", "tool_call_id": "1", "name": "time", "content": '{"sky": "clear"}'},
-                {"role": "assistant", "content": "Clear.", "reasoning_content": "Hm."},
-                USER,
-            ],
-        },
-    ),
-    Given(
-        "cohere-chat-v1",
-        {"model": "agent", "preamble": "Be brief.", "tools": V1_TOOLS},
-        {
-            "messages": [{"role": "system", "content": "Be brief."}, USER],
-            "tools": [{"function": {"name": "weather", "parameters": CITY_OF_V1}}],
-        },
-        {
-            "text": "I ask.",
-            "finish_reason": "COMPLETE",
-            "tool_calls": [CALL, {"name": "time", "parameters": {}}],
-            "chat_history": [{"role": "USER"}, {"role": "CHATBOT"}],
-        },
-    ),
-    *(
+GIVEN = {
+    "cohere-chat": [
+        Given(OPTIONS, TO_OPTIONS),
         Given(
-            "cohere-chat-v1",
-            {"model": "agent", "tools": V1_TOOLS, "tool_results": [OUTPUT], **asked},
+            AGENT,
+            {"tools": TOOLS},
             {
-                "tools": list,
+                "message": {
+                    "content": [{"type": "thinking", "thinking": "Let me see."}, text("I ask.")],
+                    "tool_calls": [called("weather", '{"city": "Oslo"}'), called("time", "{}")],
+                },
+                "finish_reason": "TOOL_CALL",
+                "usage": usage(len(CALLS)),
+            },
+        ),
+        Given(
+            AGENT
+            | {
                 "messages": [
                     USER,
-                    {"tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}]},
-                    {"role": "tool", "content": '[{"sky": "clear"}]'},
-                ],
+                    {"role": "assistant", "tool_plan": "I ask.", "tool_calls": [called("time", "{}", id="1")]},
+                    {
+                        "role": "tool",
+                        "tool_call_id": "1",
+                        "content": [{"type": "document", "document": {"data": {"sky": "clear"}}}],
+                    },
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "thinking", "thinking": "Hm."}, text("Clear.")],
+                        "citations": None,
+                    },
+                    USER,
+                ]
             },
-        )
-        for asked in (
-            {"message": "a"},
             {
-                "message": "",
-                "chat_history": [
-                    {"role": "USER", "message": "a"},
-                    {"role": "CHATBOT", "message": "", "tool_calls": [CALL]},
+                "tools": TOOLS,
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": "I ask.", "tool_calls": [called("time", {}, id="1")]},
+                    {"role": "tool", "tool_call_id": "1", "name": "time", "content": '{"sky": "clear"}'},
+                    {"role": "assistant", "content": "Clear.", "reasoning_content": "Hm."},
+                    USER,
                 ],
             },
-        )
-    ),
-    Given(
-        "cohere-embed",
-        {
-            "texts": ABSENT,
-            "inputs": [{"content": [text("abc")]}, {"content": [text("b")]}],
-            "embedding_types": [*BY_TYPE],
-        },
-        {"input_text": ["abc", "b"]},
-        {"embeddings": BY_TYPE, "texts": ["abc", "b"]},
-    ),
-    Given("cohere-embed", {"output_dimension": 2}, {}, {"embeddings": {"float": [SHORT]}}),
-    Given(
-        "cohere-embed",
-        {"model": "prompted", "texts": ["a", "b"], "input_type": "search_query"},
-        {"input_text": ["a", "b"], "prompt_name": ["search_query|query|"] * 2},
-    ),
-    Given(
-        "cohere-embed-v1",
-        {"embedding_types": ["float"]},
-        {},
-        {"response_type": "embeddings_by_type", "embeddings": Exactly({"float": [vector("a")]})},
-    ),
-    *neutral("cohere-embed-v1", {"input_type": "search_query", "truncate": "END"}),
-    *(
-        Given("cohere-embed", CLIP | fields, TO_IMAGE, {"embeddings": {"float": [OF_IMAGE]}, "texts": []})
-        for fields in ({"images": [URL], "input_type": "image"}, {"inputs": [{"content": [PART]}]})
-    ),
-    Given("cohere-rerank", {"top_n": 2}, {}, {"results": [{"index": 1}, {"index": 2}]}),
-]
-WRONG = [
-    Wrong("cohere-chat", {"k": -5}, "k"),
-    Wrong("cohere-chat", {"stop_sequences": ["x"] * 17}, "stop_sequences"),
-    Wrong("cohere-chat", {"documents": ["a"]}, "documents"),
-    Wrong(
-        "cohere-chat", {"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type"
-    ),
-    Wrong("cohere-chat", {"messages": [{"role": "chatbot", "content": "a"}]}, "messages[0].role"),
-    Wrong("cohere-chat-v1", {"message": "a", "connectors": [{"id": "web-search"}]}, "connectors"),
-    Wrong(
-        "cohere-chat-v1", {"message": "a", "chat_history": [{"role": "user", "message": "a"}]}, "chat_history[0].role"
-    ),
-    *wrong("cohere-embed", "texts", {"texts": None}, {"inputs": []}),
-    *wrong("cohere-embed", "images", {"images": ["data:image/png;base64,"]}),
-    *wrong("cohere-embed", "embedding_types[0]", {"embedding_types": ["int8"]}),
-    *wrong("cohere-embed", "truncate", {"truncate": "NONE"}, {"truncate": "START"}),
-    *wrong("cohere-embed", "max_tokens", {"max_tokens": 5}),
-    *wrong("cohere-embed", "input_type", {"input_type": "video"}),
-    *wrong("cohere-embed", "dimensions", {"output_dimension": 5}),
-    *(
-        Wrong("cohere-embed", CLIP | fields, reason=reason)
-        for fields, reason in (
-            ({"images": [ELSEWHERE["image"]]}, "the gateway fetches none"),
-            ({"images": [URL], "texts": ["a"]}, "one of 'texts', 'images' and 'inputs'"),
-            ({"inputs": [{"content": [{"text": "a"}, {"image": URL}]}]}, "only texts or one image"),
-        )
-    ),
-    *wrong("cohere-rerank", "max_tokens_per_doc", {"model": "instructed", "max_tokens_per_doc": 5}),
-    *wrong("cohere-rerank", "query", {"query": ""}),
-]
+        ),
+    ],
+    "cohere-chat-v1": [
+        Given(OPTIONS, TO_OPTIONS),
+        Given(
+            {"model": "agent", "preamble": "Be brief.", "tools": V1_TOOLS},
+            {
+                "messages": [{"role": "system", "content": "Be brief."}, USER],
+                "tools": [{"function": {"name": "weather", "parameters": CITY_OF_V1}}],
+            },
+            {
+                "text": "I ask.",
+                "finish_reason": "COMPLETE",
+                "tool_calls": [CALL, {"name": "time", "parameters": {}}],
+                "chat_history": [{"role": "USER"}, {"role": "CHATBOT"}],
+            },
+        ),
+        *(
+            Given(
+                {"model": "agent", "tools": V1_TOOLS, "tool_results": [OUTPUT], **asked},
+                {
+                    "tools": list,
+                    "messages": [
+                        USER,
+                        {"tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Oslo"}}}]},
+                        {"role": "tool", "content": '[{"sky": "clear"}]'},
+                    ],
+                },
+            )
+            for asked in (
+                {"message": "a"},
+                {
+                    "message": "",
+                    "chat_history": [
+                        {"role": "USER", "message": "a"},
+                        {"role": "CHATBOT", "message": "", "tool_calls": [CALL]},
+                    ],
+                },
+            )
+        ),
+    ],
+    "cohere-embed": [
+        Given(
+            {
+                "texts": ABSENT,
+                "inputs": [{"content": [text("abc")]}, {"content": [text("b")]}],
+                "embedding_types": [*BY_TYPE],
+            },
+            {"input_text": ["abc", "b"]},
+            {"embeddings": BY_TYPE, "texts": ["abc", "b"]},
+        ),
+        Given({"output_dimension": 2}, {}, {"embeddings": {"float": [SHORT]}}),
+        Given(
+            {"model": "prompted", "texts": ["a", "b"], "input_type": "search_query"},
+            {"input_text": ["a", "b"], "prompt_name": ["search_query|query|"] * 2},
+        ),
+        *(
+            Given(CLIP | fields, TO_IMAGE, {"embeddings": {"float": [OF_IMAGE]}, "texts": []})
+            for fields in ({"images": [URL], "input_type": "image"}, {"inputs": [{"content": [PART]}]})
+        ),
+    ],
+    "cohere-embed-v1": [
+        Given(
+            {"embedding_types": ["float"]},
+            {},
+            {"response_type": "embeddings_by_type", "embeddings": Exactly({"float": [vector("a")]})},
+        ),
+        *neutral({"input_type": "search_query", "truncate": "END"}),
+    ],
+    "cohere-rerank": [Given({"top_n": 2}, {}, {"results": [{"index": 1}, {"index": 2}]})],
+}
+
+WRONG = {
+    "cohere-chat": [
+        Wrong({"k": -5}, "k"),
+        Wrong({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+        Wrong({"documents": ["a"]}, "documents"),
+        Wrong({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type"),
+        Wrong({"messages": [{"role": "chatbot", "content": "a"}]}, "messages[0].role"),
+    ],
+    "cohere-chat-v1": [
+        Wrong({"message": "a", "connectors": [{"id": "web-search"}]}, "connectors"),
+        Wrong({"message": "a", "chat_history": [{"role": "user", "message": "a"}]}, "chat_history[0].role"),
+    ],
+    "cohere-embed": [
+        *wrong("texts", {"texts": None}, {"inputs": []}),
+        *wrong("images", {"images": ["data:image/png;base64,"]}),
+        *wrong("embedding_types[0]", {"embedding_types": ["int8"]}),
+        *wrong("truncate", {"truncate": "NONE"}, {"truncate": "START"}),
+        *wrong("max_tokens", {"max_tokens": 5}),
+        *wrong("input_type", {"input_type": "video"}),
+        *wrong("dimensions", {"output_dimension": 5}),
+        *(
+            Wrong(CLIP | fields, reason=reason)
+            for fields, reason in (
+                ({"images": [ELSEWHERE["image"]]}, "the gateway fetches none"),
+                ({"images": [URL], "texts": ["a"]}, "one of 'texts', 'images' and 'inputs'"),
+                ({"inputs": [{"content": [{"text": "a"}, {"image": URL}]}]}, "only texts or one image"),
+            )
+        ),
+    ],
+    "cohere-rerank": [
+        *wrong("max_tokens_per_doc", {"model": "instructed", "max_tokens_per_doc": 5}),
+        *wrong("query", {"query": ""}),
+    ],
+}

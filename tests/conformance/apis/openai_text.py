@@ -69,7 +69,6 @@ CASES = [
     ),
     Case("hub-chat-short", f"{AT}/chat/completions", {"messages": USER}, **OPENAI, system="counter"),
 ]
-BOTH = ("completions", "chat")
 NO_SAMPLER = {"model": "writer"}  # has no input for options of sampling
 SAMPLING = {
     "top_k": 5,
@@ -147,6 +146,7 @@ TOKEN = {"token": " ein", "bytes": [32, 101, 105, 110], "logprob": -0.5}
 OTHER_TOKEN = {"token": "x", "bytes": [120], "logprob": -9999.0}
 TWO = {"max_new_tokens": [2]}
 TEXT = {"type": "text", "text": "What is this?"}
+SEES = {"model": "sees"}
 
 
 def with_images(second: Any, first: Any = PART) -> list[Any]:
@@ -159,152 +159,122 @@ def texts(*texts: str) -> Any:
 
 
 COUNTS = [f"num_{kind}_tokens" for kind in ("input", "output", "cached")]
-GIVEN = [
-    Given("completions", {}, {"outputs": ["text_output", "finish_reason", *COUNTS]}),
-    Given(
-        "completions",
-        {"max_tokens": 3, "temperature": 0, "top_p": 0.5, "seed": -1, "stop": "x", "echo": True},
-        {"max_new_tokens": [3], "temperature": [0.0], "top_p": [0.5], "seed": [2**63 - 1], "stop": ["x"]}
-        | {"exclude_input_in_output": [False]},
-        {"choices": [{"text": "a ein zwei drei", "finish_reason": "length"}]},
+BOTH = [
+    Given(SAMPLING, SAMPLING),
+    *(Given({"response_format": asked}, {"structured_outputs": sent}) for asked, sent in FORMATS),
+    *neutral(
+        NEUTRAL | NO_SAMPLER,
+        NO_SAMPLER | {"presence_penalty": 0, "response_format": {"type": "text"}},
+        {"n": 1, "stop": [], "user": "somebody"},
+        {"logprobs": None, "max_tokens": None, "tools": []},
     ),
-    Given("completions", {"model": "tuned"}, {"temperature": [0.5], "top_p": [0.75], "top_k": 20}),
-    Given(
-        "completions",
-        {"model": "tuned", "temperature": 2, "top_k": 3},
-        {"temperature": [2], "top_p": [0.75], "top_k": 3},
-    ),
-    *(Given(case, SAMPLING, SAMPLING) for case in BOTH),
-    Given("completions", {"top_p": 0.5}, {"top_p": [0.5]}),
-    Given("completions", {"top_k": -1, "min_p": 0.5}, {"top_k": -1, "min_p": 0.5}),
-    Given("completions", {"model": "front"}, {"model": "counter_stream"}, {"model": "front"}),
-    *(
-        Given(case, {"response_format": asked}, {"structured_outputs": sent})
-        for case in BOTH
-        for asked, sent in FORMATS
-    ),
-    Given(
-        "completions",
-        {"model": "adapted:tone", "top_k": 3},
-        {"lora_name": "tone", "top_k": 3},
-        {"model": "adapted:tone"},
-    ),
-    Given("chat", {"model": "adapted:legal"}, {"lora_name": "legal"}, {"model": "adapted:legal"}),
-    Given("completions", {"model": "counter_stream", "max_tokens": 2}, TWO, texts(" ein zwei")),
-    Given(
-        "completions",
-        {"prompt": ["a", "b c", "d"], "echo": True, "max_tokens": 1},
-        None,
-        texts("a ein", "b c ein", "d ein"),
-    ),
-    Given(
-        "completions",
-        {"prompt": ["a", "b c"], "n": 2, "best_of": 2, "echo": True, "max_tokens": 1},
-        None,
-        texts("a ein", "a ein", "b c ein", "b c ein")
-        | {"usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}},
-    ),
-    Given("completions", {"prompt": ids_of("one"), "max_tokens": 2}, TWO | {"text_input": [ids_of("one")]}),
-    Given(
-        "completions", {"prompt": [ids_of("one"), ids_of("b")], "echo": True}, None, texts(f"one{WHOLE}", f"b{WHOLE}")
-    ),
-    Given(
-        "completions", {"model": "greedy", "temperature": 0, "top_p": 1}, dict.fromkeys(ALWAYS, ABSENT), streams=False
-    ),
-    Given(
-        "completions", {"logprobs": 1, "max_tokens": 2}, TWO | {"logprobs": 1}, {"choices": [{"logprobs": LOGPROBS}]}
-    ),
-    Given(
-        "chat",
-        {"logprobs": True, "top_logprobs": 1, "max_tokens": 1},
-        {"logprobs": 1, "max_new_tokens": [1]},
-        {"choices": [{"logprobs": {"content": [TOKEN | {"top_logprobs": [OTHER_TOKEN]}], "refusal": None}}]},
-    ),
-    Given("chat", {"logprobs": True}, {"logprobs": 0}),
-    Given(
-        "chat",
-        {"max_tokens": 5, "max_completion_tokens": 1},
-        {"max_new_tokens": [1]},
-        {"usage": {"completion_tokens": 1}},
-    ),
-    Given(
-        "chat",
-        {"messages": [*ROLES, PARTS]},
-        {
-            "messages": [
-                {"role": "system", "content": "developer"},
-                *ROLES[1:],
-                {"role": "user", "content": "two\nlines"},
-            ]
-        },
-    ),
-    Given(
-        "chat", {"messages": [*USER, OWN, *USER]}, {"messages": [*USER, {"role": "assistant", "content": "b"}, *USER]}
-    ),
-    Given("chat", {"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
-    Given("chat", {"chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}, THINK),
-    Given("chat", {"reasoning_effort": "none", "chat_template_kwargs": {}}, NO_THOUGHT),
-    Given("chat", {"thinking": OFF, "model": "thinker"}, NO_THOUGHT),
-    Given("chat", {"thinking": {"type": "adaptive"}, "model": "thinker"}, {}),
-    Given("chat", {"reasoning": EFFORT, "chat_template_kwargs": {"a": 1}, "model": "thinker"}, THINK),
-    *(
-        Given(
-            "chat",
-            AGENT | {"tool_choice": choice},
-            {"tools": TOOLS, "structured_outputs": structure},
-            {"choices": [{"message": CALLED, "finish_reason": "tool_calls"}]},
-        )
-        for choice, structure in (("auto", ABSENT), ("required", bool), (NAMED, bool))
-    ),
-    Given(
-        "chat",
-        AGENT | {"model": "agent_stream"},
-        {"tools": TOOLS},
-        {"usage": {"completion_tokens_details": {"reasoning_tokens": 2}}},
-    ),
-    *(
-        Given(
-            "chat",
-            AGENT | {"messages": [*USER, ASKED | {reasoning: "hm"}, RESULT]},
-            {
-                "tools": TOOLS,
-                "messages": [
-                    *USER,
-                    {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": SENT},
-                    RESULT | {"name": "time"},
-                ],
-            },
-        )
-        for reasoning in ("reasoning_content", "reasoning")
-    ),
-    *(
-        given
-        for case in BOTH
-        for given in neutral(
-            case,
-            NEUTRAL | NO_SAMPLER,
-            NO_SAMPLER | {"presence_penalty": 0, "response_format": {"type": "text"}},
-            {"n": 1, "stop": [], "user": "somebody"},
-            {"logprobs": None, "max_tokens": None, "tools": []},
-        )
-    ),
-    Given(
-        *("chat", {"model": "sees", "messages": with_images(PART)}),
-        {"messages": with_images({"type": "image"}, {"type": "image"}), "images": [IMAGE] * 2},
-        streams=False,
-    ),
-    *neutral("chat", {"thinking": OFF, "reasoning": EFFORT, "verbosity": "high"}),
-    Given(
-        "hub-completions",
-        {"model": "http://elsewhere", "max_tokens": 2, "do_sample": False, "return_full_text": True},
-        TWO | {"temperature": [0], "exclude_input_in_output": [False]},
-        texts("a ein zwei"),
-    ),
-    Given("hub-chat", {"model": "dummy", "max_tokens": 1, "response_format": None}, {"max_new_tokens": [1]}),
-    Given("hub-chat", {"response_format": {"type": "json", "value": SCHEMA}}, {"structured_outputs": {"json": SCHEMA}}),
 ]
+GIVEN = {
+    "completions": [
+        *BOTH,
+        Given({}, {"outputs": ["text_output", "finish_reason", *COUNTS]}),
+        Given(
+            {"max_tokens": 3, "temperature": 0, "top_p": 0.5, "seed": -1, "stop": "x", "echo": True},
+            {"max_new_tokens": [3], "temperature": [0.0], "top_p": [0.5], "seed": [2**63 - 1], "stop": ["x"]}
+            | {"exclude_input_in_output": [False]},
+            {"choices": [{"text": "a ein zwei drei", "finish_reason": "length"}]},
+        ),
+        Given({"model": "tuned"}, {"temperature": [0.5], "top_p": [0.75], "top_k": 20}),
+        Given({"model": "tuned", "temperature": 2, "top_k": 3}, {"temperature": [2], "top_p": [0.75], "top_k": 3}),
+        Given({"top_p": 0.5}, {"top_p": [0.5]}),
+        Given({"top_k": -1, "min_p": 0.5}, {"top_k": -1, "min_p": 0.5}),
+        Given({"model": "front"}, {"model": "counter_stream"}, {"model": "front"}),
+        Given({"model": "adapted:tone", "top_k": 3}, {"lora_name": "tone", "top_k": 3}, {"model": "adapted:tone"}),
+        Given({"model": "counter_stream", "max_tokens": 2}, TWO, texts(" ein zwei")),
+        Given({"prompt": ["a", "b c", "d"], "echo": True, "max_tokens": 1}, None, texts("a ein", "b c ein", "d ein")),
+        Given(
+            {"prompt": ["a", "b c"], "n": 2, "best_of": 2, "echo": True, "max_tokens": 1},
+            None,
+            texts("a ein", "a ein", "b c ein", "b c ein")
+            | {"usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}},
+        ),
+        Given({"prompt": ids_of("one"), "max_tokens": 2}, TWO | {"text_input": [ids_of("one")]}),
+        Given({"prompt": [ids_of("one"), ids_of("b")], "echo": True}, None, texts(f"one{WHOLE}", f"b{WHOLE}")),
+        Given({"model": "greedy", "temperature": 0, "top_p": 1}, dict.fromkeys(ALWAYS, ABSENT), streams=False),
+        Given({"logprobs": 1, "max_tokens": 2}, TWO | {"logprobs": 1}, {"choices": [{"logprobs": LOGPROBS}]}),
+    ],
+    "chat": [
+        *BOTH,
+        Given({"model": "adapted:legal"}, {"lora_name": "legal"}, {"model": "adapted:legal"}),
+        Given(
+            {"logprobs": True, "top_logprobs": 1, "max_tokens": 1},
+            {"logprobs": 1, "max_new_tokens": [1]},
+            {"choices": [{"logprobs": {"content": [TOKEN | {"top_logprobs": [OTHER_TOKEN]}], "refusal": None}}]},
+        ),
+        Given({"logprobs": True}, {"logprobs": 0}),
+        Given(
+            {"max_tokens": 5, "max_completion_tokens": 1}, {"max_new_tokens": [1]}, {"usage": {"completion_tokens": 1}}
+        ),
+        Given(
+            {"messages": [*ROLES, PARTS]},
+            {
+                "messages": [
+                    {"role": "system", "content": "developer"},
+                    *ROLES[1:],
+                    {"role": "user", "content": "two\nlines"},
+                ]
+            },
+        ),
+        Given({"messages": [*USER, OWN, *USER]}, {"messages": [*USER, {"role": "assistant", "content": "b"}, *USER]}),
+        Given({"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
+        Given({"chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}, THINK),
+        Given({"reasoning_effort": "none", "chat_template_kwargs": {}}, NO_THOUGHT),
+        Given({"thinking": OFF, "model": "thinker"}, NO_THOUGHT),
+        Given({"thinking": {"type": "adaptive"}, "model": "thinker"}, {}),
+        Given({"reasoning": EFFORT, "chat_template_kwargs": {"a": 1}, "model": "thinker"}, THINK),
+        *(
+            Given(
+                AGENT | {"tool_choice": choice},
+                {"tools": TOOLS, "structured_outputs": structure},
+                {"choices": [{"message": CALLED, "finish_reason": "tool_calls"}]},
+            )
+            for choice, structure in (("auto", ABSENT), ("required", bool), (NAMED, bool))
+        ),
+        Given(
+            AGENT | {"model": "agent_stream"},
+            {"tools": TOOLS},
+            {"usage": {"completion_tokens_details": {"reasoning_tokens": 2}}},
+        ),
+        *(
+            Given(
+                AGENT | {"messages": [*USER, ASKED | {reasoning: "hm"}, RESULT]},
+                {
+                    "tools": TOOLS,
+                    "messages": [
+                        *USER,
+                        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": SENT},
+                        RESULT | {"name": "time"},
+                    ],
+                },
+            )
+            for reasoning in ("reasoning_content", "reasoning")
+        ),
+        Given(
+            SEES | {"messages": with_images(PART)},
+            {"messages": with_images({"type": "image"}, {"type": "image"}), "images": [IMAGE] * 2},
+            streams=False,
+        ),
+        *neutral({"thinking": OFF, "reasoning": EFFORT, "verbosity": "high"}),
+    ],
+    "hub-completions": [
+        Given(
+            {"model": "http://elsewhere", "max_tokens": 2, "do_sample": False, "return_full_text": True},
+            TWO | {"temperature": [0], "exclude_input_in_output": [False]},
+            texts("a ein zwei"),
+        )
+    ],
+    "hub-chat": [
+        Given({"model": "dummy", "max_tokens": 1, "response_format": None}, {"max_new_tokens": [1]}),
+        Given({"response_format": {"type": "json", "value": SCHEMA}}, {"structured_outputs": {"json": SCHEMA}}),
+    ],
+}
 
-SEES = {"model": "sees"}
+
 PLACE = "messages[1].content[1]"
 WRONG_FORMS = {
     "structured_outputs": {"regex": "a", "grammar": "b"},
@@ -329,74 +299,71 @@ WRONG_VALUES = {
     "bad_words": ["a"],
     "return_token_ids": True,
 }
-WRONG = [
-    *wrong("completions", "prompt", {"prompt": []}),
-    *wrong("completions", "stream_options", {"stream_options": {"include_usage": True}}),
-    *wrong("completions", "model", {"model": "embedding"}),
-    *wrong("completions", "stream", {"model": "greedy", "stream": True}, {"model": "streamer"}),
-    *wrong("completions", "temperature", {"model": "greedy", "temperature": 0.5}),
-    *(Wrong("completions", {"model": "picky", **more}, "top_k", by_model=True) for more in ({}, {"stream": True})),
-    *wrong("completions", "min_p", {"min_p": 2}),
-    *wrong("completions", "best_of", {"n": 2, "best_of": 3}),
-    *wrong("completions", "n", {"prompt": ["a"] * 5, "n": 3}),
-    *wrong("completions", "logprobs", {"logprobs": 21}),
-    *wrong("completions", "prompt_logprobs", {"logprobs": 1, "echo": True, "prompt_logprobs": 2}),
-    *wrong("completions", "max_tokens", {"max_tokens": -1}),
-    *wrong("completions", "response_format.type", {"response_format": {"type": "xml"}}),
-    *wrong("completions", "response_format.json_schema", {"response_format": {"type": "json_schema"}}),
-    *wrong(
-        "completions",
-        "structured_outputs",
-        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
-    ),
-    *(Wrong("completions", {"structured_outputs": form}, param) for param, form in WRONG_FORMS.items()),
-    *wrong("chat", "model", {"model": "greedy"}),
-    *wrong("chat", "max_tokens", {"max_tokens": 0}),
-    *wrong("chat", "prompt_logprobs", {"prompt_logprobs": 1}),
-    *wrong("chat", "messages", {"messages": []}, {"messages": ABSENT}),
-    Wrong("chat", {"model": "plain"}, "messages", by_model=True),
-    *wrong("chat", "messages[0].role", {"messages": [{"role": "function", "content": "a"}]}),
-    *wrong("chat", "messages[0].content", {"messages": [{"role": "user"}]}),
-    *wrong("chat", "tools[0].function", {"tools": [{"type": "function"}]}),
-    *wrong("chat", "functions", {"functions": [{}]}),
-    *wrong("chat", "top_logprobs", {"top_logprobs": 2}),
-    Wrong("chat", {"messages": with_images(PART)}, "messages[0].content[0]", "This model takes texts, not images"),
-    Wrong(
-        *("chat", {"model": "damaged", "messages": with_images(PART)}, PLACE),
-        f"'{PLACE}' is not a whole file",
-        by_model=True,
-    ),
-    *(
-        Wrong("chat", SEES | {"messages": with_images(part)}, place, reason)
-        for part, place, reason in (
-            (PART | {"image_url": {"url": "https://example.org/a.png"}}, PLACE, "fetches none"),
-            (PART | {"image_url": {"url": GIF}}, PLACE, "is image/gif"),
-            ({"type": "input_audio", "input_audio": {}}, f"{PLACE}.type", "input_audio"),
-            ({"type": "image_url"}, f"{PLACE}.image_url", "Missing required parameter"),
-        )
-    ),
-    Wrong(
-        *("chat", SEES | {"messages": [{"role": "user", "content": [PART] * 13}]}),
-        reason="has 13 images; at most 12",
-        code="too_many_inputs",
-    ),
-    *wrong("chat", "messages[0].tool_calls[0].id", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
-    Wrong("chat", {"messages": [{"role": "alien", "content": "a"}]}, reason="'alien', use 'system' or 'developer' or"),
-    *(Wrong(case, NO_SAMPLER | {name: value}, name) for case in BOTH for name, value in WRONG_VALUES.items()),
-    *(
-        Wrong("completions", {"model": name}, "model", f"The model '{name}' does not exist", 404, "model_not_found")
-        for name in ("adapted:", "adapted:nothing", "counter:tone", "nothing:tone")
-    ),
-    # The adapter was removed after the gateway had read the list.
-    Wrong(
-        "completions",
-        {"model": "late:tone"},
-        "model",
-        "'late:tone' does not exist",
-        404,
-        "model_not_found",
-        by_model=True,
-    ),
-    Wrong("completions", {"model": "orphan"}, status=503, code="model_not_ready"),
-    Wrong("completions", {"model": "text-classification"}, "model", "It answers /models/text-classification."),
-]
+WITHOUT_SAMPLER = [Wrong(NO_SAMPLER | {name: value}, name) for name, value in WRONG_VALUES.items()]
+WRONG = {
+    "completions": [
+        *WITHOUT_SAMPLER,
+        *wrong("prompt", {"prompt": []}),
+        *wrong("stream_options", {"stream_options": {"include_usage": True}}),
+        *wrong("model", {"model": "embedding"}),
+        *wrong("stream", {"model": "greedy", "stream": True}, {"model": "streamer"}),
+        *wrong("temperature", {"model": "greedy", "temperature": 0.5}),
+        *(Wrong({"model": "picky", **more}, "top_k", by_model=True) for more in ({}, {"stream": True})),
+        *wrong("min_p", {"min_p": 2}),
+        *wrong("best_of", {"n": 2, "best_of": 3}),
+        *wrong("n", {"prompt": ["a"] * 5, "n": 3}),
+        *wrong("logprobs", {"logprobs": 21}),
+        *wrong("prompt_logprobs", {"logprobs": 1, "echo": True, "prompt_logprobs": 2}),
+        *wrong("max_tokens", {"max_tokens": -1}),
+        *wrong("response_format.type", {"response_format": {"type": "xml"}}),
+        *wrong("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+        *wrong(
+            "structured_outputs", {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}
+        ),
+        *(Wrong({"structured_outputs": form}, param) for param, form in WRONG_FORMS.items()),
+        *(
+            Wrong({"model": name}, "model", f"The model '{name}' does not exist", 404, "model_not_found")
+            for name in ("adapted:", "adapted:nothing", "counter:tone", "nothing:tone")
+        ),
+        # The adapter was removed after the gateway had read the list.
+        Wrong({"model": "late:tone"}, "model", "'late:tone' does not exist", 404, "model_not_found", by_model=True),
+        Wrong({"model": "orphan"}, status=503, code="model_not_ready"),
+        Wrong({"model": "text-classification"}, "model", "It answers /models/text-classification."),
+    ],
+    "chat": [
+        *WITHOUT_SAMPLER,
+        *wrong("model", {"model": "greedy"}),
+        *wrong("max_tokens", {"max_tokens": 0}),
+        *wrong("prompt_logprobs", {"prompt_logprobs": 1}),
+        *wrong("messages", {"messages": []}, {"messages": ABSENT}),
+        Wrong({"model": "plain"}, "messages", by_model=True),
+        *wrong("messages[0].role", {"messages": [{"role": "function", "content": "a"}]}),
+        *wrong("messages[0].content", {"messages": [{"role": "user"}]}),
+        *wrong("tools[0].function", {"tools": [{"type": "function"}]}),
+        *wrong("functions", {"functions": [{}]}),
+        *wrong("top_logprobs", {"top_logprobs": 2}),
+        Wrong({"messages": with_images(PART)}, "messages[0].content[0]", "This model takes texts, not images"),
+        Wrong(
+            {"model": "damaged", "messages": with_images(PART)},
+            PLACE,
+            f"'{PLACE}' is not a whole file",
+            by_model=True,
+        ),
+        *(
+            Wrong(SEES | {"messages": with_images(part)}, place, reason)
+            for part, place, reason in (
+                (PART | {"image_url": {"url": "https://example.org/a.png"}}, PLACE, "fetches none"),
+                (PART | {"image_url": {"url": GIF}}, PLACE, "is image/gif"),
+                ({"type": "input_audio", "input_audio": {}}, f"{PLACE}.type", "input_audio"),
+                ({"type": "image_url"}, f"{PLACE}.image_url", "Missing required parameter"),
+            )
+        ),
+        Wrong(
+            SEES | {"messages": [{"role": "user", "content": [PART] * 13}]},
+            reason="has 13 images; at most 12",
+            code="too_many_inputs",
+        ),
+        *wrong("messages[0].tool_calls[0].id", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
+        Wrong({"messages": [{"role": "alien", "content": "a"}]}, reason="'alien', use 'system' or 'developer' or"),
+    ],
+}

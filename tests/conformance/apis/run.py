@@ -69,7 +69,6 @@ class Case:
 class Given:
     """Fields that a case gets in addition: by what Triton's request changes, and what the client gets."""
 
-    case: str
     fields: dict[str, Any]
     triton: dict[str, Any] | None = None  # the changed inputs; ABSENT is one that the request lacks
     answer: Any = None
@@ -77,16 +76,15 @@ class Given:
     streams: bool = True  # False: the model does not
 
 
-def neutral(case: str, *given: dict[str, Any]) -> list[Given]:
+def neutral(*given: dict[str, Any]) -> list[Given]:
     """Return rows of fields that must change nothing in the request that Triton gets."""
-    return [Given(case, fields, {}) for fields in given]
+    return [Given(fields, {}) for fields in given]
 
 
 @dataclass(frozen=True)
 class Wrong:
     """Fields that make the request of a case wrong, and the name of the field that the refusal gives."""
 
-    case: str
     fields: dict[str, Any]
     param: str = ""
     reason: str = ""  # a part of the message
@@ -96,9 +94,9 @@ class Wrong:
     by_model: bool = False  # the request reaches a model
 
 
-def wrong(case: str, param: str, *given: dict[str, Any]) -> list[Wrong]:
+def wrong(param: str, *given: dict[str, Any]) -> list[Wrong]:
     """Return a row for each of the fields that is wrong by the same name."""
-    return [Wrong(case, fields, param) for fields in given]
+    return [Wrong(fields, param) for fields in given]
 
 
 class Exactly(dict[str, Any]):

@@ -62,76 +62,83 @@ CASES = [
 ]
 OF_TEI = {"model": ABSENT, "documents": ABSENT, "texts": DOCUMENTS}  # at an address that it shares with Jina
 AT_MODEL = "tei-any-task-of-model"  # the system's own address
-GIVEN = [
-    *neutral("tei-embed", {"truncate": True}, {"normalize": False}),
-    Given("tei-embed", {"inputs": ["abc", "b"]}, {"input_text": ["abc", "b"]}, vectors("abc", "b")),
-    Given("tei-embed", {"inputs": ids_of("abc")}, {"input_text": [ids_of("abc")]}, vectors("abc")),
-    Given("tei-embed", {"inputs": "a" * 254, "truncate": False}),
-    Given(
-        "tei-embed-all",
-        {"inputs": ["one", "two words"]},
-        None,
-        [[[n, n] for n in range(1, 4)], [[n, n] for n in range(1, 5)]],
-    ),
-    Given("tei-predict", {"inputs": ["good"]}, {}, GOOD),
-    Given("tei-predict", {"parameters": {"top_k": 1}}, {}, [GOOD[:1]]),
-    Given("tei-predict", {"inputs": [["good"], ["bad"]]}, {"input_text": ["good", "bad"]}, lambda got: got[0] == GOOD),
-    Given(
-        "tei-predict-of-model",
-        {"inputs": ["good", "bad"]},
-        {"input_text": ["good"], "text_pair": ["bad"]},
-        system="pairs",
-    ),
-    Given(
-        "tei-predict-of-model",
-        {"raw_scores": True},
-        {"model": "logit_classifier_encoder"},
-        [{"score": 2, "label": "positive"}, {"score": -3, "label": "negative"}],
-        system="logit_classifier",
-    ),
-    Given(
-        AT_MODEL,
-        {"texts": ["b"], "raw_scores": True},
-        {"query": ["red"], "text": ["b"]},
-        [{"index": 0, "score": -3}],
-        system="logit_reranker",
-    ),
-    Given("rerank-short", OF_TEI, {}, RANKING),
-    Given("rerank-short", OF_TEI | {"return_text": True}, {}, [{"text": DOCUMENTS[index]} for index in (1, 2, 0)]),
-    Given("rerank-short", OF_TEI | {"top_n": 1, "raw_scores": False}, {}, RANKING[:1]),  # as litellm asks
-    Given("tei-any-task", SENTENCES | {"query": ABSENT, "texts": ABSENT, "parameters": {}}, None, SIMILARITIES),
-    *(
-        Given(AT_MODEL, {"inputs": text, "query": ABSENT, "texts": ABSENT, **more}, None, answer, system)
-        for system, text, more, answer in (
-            ("embedding", "abc", {}, vectors("abc")),
-            ("sparse", "b", {}, [[{"index": 98, "value": 98 / 8}]]),
-            ("classifier", "good", {"parameters": {"top_k": 1}}, [GOOD[:1]]),  # Hugging Face's client reads a batch
-        )
-    ),
-    Given("tei-tokenize", {"inputs": ["a"], "add_special_tokens": False}, {}, [[TOKEN]]),
-    Given("tokenize", {"prompt": ABSENT, "inputs": "a"}, ONE, [TOKENS]),
-    Given("tei-decode", {"ids": [ids_of("a"), [98]], "skip_special_tokens": False}, None, ["[1]a[2]", "b"]),
-]
+GIVEN = {
+    "tei-embed": [
+        *neutral({"truncate": True}, {"normalize": False}),
+        Given({"inputs": ["abc", "b"]}, {"input_text": ["abc", "b"]}, vectors("abc", "b")),
+        Given({"inputs": ids_of("abc")}, {"input_text": [ids_of("abc")]}, vectors("abc")),
+        Given({"inputs": "a" * 254, "truncate": False}),
+    ],
+    "tei-embed-all": [
+        Given({"inputs": ["one", "two words"]}, None, [[[n, n] for n in range(1, 4)], [[n, n] for n in range(1, 5)]])
+    ],
+    "tei-predict": [
+        Given({"inputs": ["good"]}, {}, GOOD),
+        Given({"parameters": {"top_k": 1}}, {}, [GOOD[:1]]),
+        Given({"inputs": [["good"], ["bad"]]}, {"input_text": ["good", "bad"]}, lambda got: got[0] == GOOD),
+    ],
+    "tei-predict-of-model": [
+        Given({"inputs": ["good", "bad"]}, {"input_text": ["good"], "text_pair": ["bad"]}, system="pairs"),
+        Given(
+            {"raw_scores": True},
+            {"model": "logit_classifier_encoder"},
+            [{"score": 2, "label": "positive"}, {"score": -3, "label": "negative"}],
+            system="logit_classifier",
+        ),
+    ],
+    AT_MODEL: [
+        Given(
+            {"texts": ["b"], "raw_scores": True},
+            {"query": ["red"], "text": ["b"]},
+            [{"index": 0, "score": -3}],
+            system="logit_reranker",
+        ),
+        *(
+            Given({"inputs": text, "query": ABSENT, "texts": ABSENT, **more}, None, answer, system)
+            for system, text, more, answer in (
+                ("embedding", "abc", {}, vectors("abc")),
+                ("sparse", "b", {}, [[{"index": 98, "value": 98 / 8}]]),
+                ("classifier", "good", {"parameters": {"top_k": 1}}, [GOOD[:1]]),  # Hugging Face's client reads a batch
+            )
+        ),
+    ],
+    "rerank-short": [
+        Given(OF_TEI, {}, RANKING),
+        Given(OF_TEI | {"return_text": True}, {}, [{"text": DOCUMENTS[index]} for index in (1, 2, 0)]),
+        Given(OF_TEI | {"top_n": 1, "raw_scores": False}, {}, RANKING[:1]),  # as litellm asks
+    ],
+    "tei-any-task": [Given(SENTENCES | {"query": ABSENT, "texts": ABSENT, "parameters": {}}, None, SIMILARITIES)],
+    "tei-tokenize": [Given({"inputs": ["a"], "add_special_tokens": False}, {}, [[TOKEN]])],
+    "tokenize": [Given({"prompt": ABSENT, "inputs": "a"}, ONE, [TOKENS])],
+    "tei-decode": [Given({"ids": [ids_of("a"), [98]], "skip_special_tokens": False}, None, ["[1]a[2]", "b"])],
+}
+
 SEVERAL = (
     "/ is answered by embedding, classifier, sparse, per_token. Name one in the address, such as /models/embedding."
 )
 TOO_LONG = "'inputs' must have at most 256 tokens. Given: 257."
-WRONG = [
-    *wrong("tei-embed", "inputs", {"inputs": ""}),
-    *wrong("tei-embed", "inputs[1]", {"inputs": ["a", ""]}),
-    Wrong("tei-embed", {"inputs": ["a", "a" * 255], "truncate": False}, reason=TOO_LONG, status=413, by_model=True),
-    *wrong("tei-embed", "truncation_direction", {"truncation_direction": "Left"}),
-    *wrong("tei-embed", "dimensions", {"dimensions": 5}),
-    *wrong("tei-embed-all", "truncate", {"truncate": False}),
-    *wrong("tei-predict", "truncate", {"truncate": False}),
-    *wrong("tei-predict", "raw_scores", {"raw_scores": True}),
-    *wrong("tei-predict", "inputs", {"inputs": ["a", "b", "c"]}),
-    *wrong("tei-predict", "inputs[1]", {"inputs": [["a"], []]}),
-    Wrong("tei-predict", {"inputs": ["a", "b"]}, reason="takes texts, not pairs"),
-    *wrong("tei-any-task", "raw_scores", {"raw_scores": True}),
-    *wrong("tei-similarity", "inputs.sentences", {"inputs": {"source_sentence": "a", "sentences": []}}),
-    *wrong("tei-tokenize", "inputs[1]", {"inputs": ["a", ""]}),
-    *wrong("tei-decode", "ids", {"ids": []}),
-    Wrong("tei-any-task", {"query": ABSENT, "texts": ABSENT}, reason=SEVERAL),
-    Wrong(AT_MODEL, {"query": ABSENT, "texts": ABSENT}, reason="inputs", system="embedding"),
-]
+WRONG = {
+    "tei-embed": [
+        *wrong("inputs", {"inputs": ""}),
+        *wrong("inputs[1]", {"inputs": ["a", ""]}),
+        Wrong({"inputs": ["a", "a" * 255], "truncate": False}, reason=TOO_LONG, status=413, by_model=True),
+        *wrong("truncation_direction", {"truncation_direction": "Left"}),
+        *wrong("dimensions", {"dimensions": 5}),
+    ],
+    "tei-embed-all": [*wrong("truncate", {"truncate": False})],
+    "tei-predict": [
+        *wrong("truncate", {"truncate": False}),
+        *wrong("raw_scores", {"raw_scores": True}),
+        *wrong("inputs", {"inputs": ["a", "b", "c"]}),
+        *wrong("inputs[1]", {"inputs": [["a"], []]}),
+        Wrong({"inputs": ["a", "b"]}, reason="takes texts, not pairs"),
+    ],
+    "tei-any-task": [
+        *wrong("raw_scores", {"raw_scores": True}),
+        Wrong({"query": ABSENT, "texts": ABSENT}, reason=SEVERAL),
+    ],
+    "tei-similarity": [*wrong("inputs.sentences", {"inputs": {"source_sentence": "a", "sentences": []}})],
+    "tei-tokenize": [*wrong("inputs[1]", {"inputs": ["a", ""]})],
+    "tei-decode": [*wrong("ids", {"ids": []})],
+    AT_MODEL: [Wrong({"query": ABSENT, "texts": ABSENT}, reason="inputs", system="embedding")],
+}

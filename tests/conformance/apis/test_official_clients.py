@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.apis.clients import OBJECTS, Client, anthropic, cohere, hugging_face, openai, rows
+from tests.conformance.apis.clients import CLIENTS_OF, OBJECTS, Clients, anthropic, cohere, hugging_face, openai
 from tests.conformance.apis.rows import BY_ID
 from tests.conformance.apis.run import difference, read_answer, read_request
 from tests.conformance.apis.world import World
 from tests.support.openai_clients import NEEDS_CLIENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("client_packages"), NEEDS_CLIENTS]
-ROWS = [*rows()]
+CALLS = {f"{clients.case}-{name}": (clients, call) for clients in CLIENTS_OF for name, call in clients.calls.items()}
 
 
-@pytest.mark.parametrize("client", ROWS, ids=[client.id for client in ROWS])
-def test_client_gets_what_the_raw_request_gets(world: World, client: Client) -> None:
-    case = BY_ID[client.case]
-    gateway = world.gateway_of(case, client.fields)
-    reply = gateway.request("POST", case.url, *case.sent(**client.fields))
+@pytest.mark.parametrize(("clients", "call"), CALLS.values(), ids=CALLS)
+def test_client_gets_what_the_raw_request_gets(world: World, clients: Clients, call: Callable[[str], Any]) -> None:
+    case = BY_ID[clients.case]
+    gateway = world.gateway_of(case, clients.fields)
+    reply = gateway.request("POST", case.url, *case.sent(**clients.fields))
     assert reply.status == 200, reply.body
-    got = client.call(gateway.url)
-    assert not (wrong := difference(client.part(read_answer(reply)), got)), wrong
+    got = call(gateway.url)
+    assert not (wrong := difference(clients.part(read_answer(reply)), got)), wrong
     raw, *_ = sent = [read_request(request) for request in world.triton.received]
     hidden = {"model": str, "outputs": list}  # a stream has a model of its own
     assert not (wrong := difference(raw | hidden, sent[-1])), wrong

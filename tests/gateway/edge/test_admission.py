@@ -493,14 +493,6 @@ def test_body_that_grows_has_more_time(size: int, ended_by: str) -> None:
     assert asyncio.run(read()) == ended_by
 
 
-def test_slow_answer_gets_504_and_is_cancelled(hasty: RunningGateway, triton: TritonStandIn, held: Model) -> None:
-    # This connects and reads the configurations, for which a second may be too short.
-    hasty.wait_until(lambda: hasty.get("/v1/models").status == 200)
-    reply = hasty.post(PATH, BODY)
-    assert (reply.status, reply.error["code"]) == (504, "timeout")
-    triton.wait_until(lambda: triton.cancelled == ["embedding"])
-
-
 def test_connection_without_a_head_is_closed(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_S", 0.1)
     for part in (b"", b"POST /v1", b"\r\n"):
@@ -520,17 +512,6 @@ def test_rest_of_a_head_on_a_used_connection_has_its_time(
 
 
 # --- clients that leave ---------------------------------------------------------------------------------------------
-
-
-def test_client_that_leaves_cancels_its_request_in_triton(
-    gateway: RunningGateway, triton: TritonStandIn, held: Model
-) -> None:
-    before = metric(gateway, "gateway_requests_total", route=PATH, code="499")
-    with gateway.sent("POST", PATH, BODY):
-        triton.wait_until(lambda: bool(triton.running))
-    triton.wait_until(lambda: triton.cancelled == ["embedding"])
-    gateway.wait_until(lambda: metric(gateway, "gateway_requests_total", route=PATH, code="499") == before + 1)
-    gateway.wait_until(lambda: metric(gateway, "gateway_in_flight") == 0)
 
 
 def test_client_that_leaves_with_half_a_body_frees_its_slot(gateway: RunningGateway, triton: TritonStandIn) -> None:
