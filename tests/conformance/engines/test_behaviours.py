@@ -68,8 +68,8 @@ def reference(weights) -> Reference:
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: engine.row.name)
-def engine(request, stored, pb_utils) -> Iterator[Engine]:
-    with world(request.param):
+def engine(request, stored, pb_utils, tmp_path_factory) -> Iterator[Engine]:
+    with world(request.param, tmp_path_factory.mktemp("log") / "calls.jsonl"):
         yield request.param
 
 
