@@ -24,9 +24,9 @@ class Reference:
         self.logprobs: list[torch.Tensor] = []  # of all tokens, at each step
 
     @torch.inference_mode()
-    def tokens(self, prompt: str, options: dict[str, Any]) -> list[int]:
+    def tokens(self, prompt: str | list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
         """Return the new tokens, with the one that ends the text."""
-        ids = self.tokenizer(prompt).input_ids
+        ids = self.ids(prompt, options)
         stops = options.get("stop_token_ids", [])
         processors = transformers.LogitsProcessorList()
         if count := options.get("min_tokens"):
@@ -50,14 +50,25 @@ class Reference:
             new.append(int(scores.argmax()))
         return new
 
-    def answer(self, prompt: str, options: dict[str, Any]) -> dict[str, Any]:
+    def ids(self, prompt: str | list[dict[str, Any]], options: dict[str, Any]) -> list[int]:
+        """Return the tokens of a prompt or of a chat."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt).input_ids)
+        variables = {"tools": options.get("tools")} | options.get("chat_template_kwargs", {})
+        chat = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False, **variables)
+        return list(chat)
+
+    def answer(self, prompt: str | list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
         new = self.tokens(prompt, options)
         stopped = new[-1] in {*options.get("stop_token_ids", []), *([] if options.get("ignore_eos") else self.ends)}
         shown = new[: len(new) - stopped]
         count = options.get("logprobs", 0)
         return {
-            "text": prompt + self.decode(shown, options.get("skip_special_tokens", True)),
+            "text": (prompt if isinstance(prompt, str) else "")
+            + self.decode(shown, options.get("skip_special_tokens", True)),
             "finish_reason": "stop" if stopped else "length",
+            "stop_reason": "",
+            "num_input_tokens": len(self.ids(prompt, options)),
             "num_output_tokens": len(new),
             "logprobs": [
                 self.entry(token, own) | {"top": [self.entry(id, own) for id in own.topk(count).indices.tolist()]}

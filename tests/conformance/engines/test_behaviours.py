@@ -5,20 +5,28 @@ A difference between engines is a column of its row.
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
+from serving.structure.worker import COMPILE_SECONDS
+from serving.triton.worker_process import WorkerEnded
 from tests.conformance.engines.engines import ENGINES, Engine, world
 from tests.conformance.engines.reference import TOKENS, Reference
-from tests.serving.structure.test_worker import FORMS
+from tests.serving.structure.test_worker import FORMS, REFUSED
 from tests.support.checkpoints import language
 from tests.support.python_backend import Held, InferenceRequest, InferenceResponse, ResponseSender
+from triton_transformers.tensors import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,6 +49,9 @@ OPTIONS: list[Callable[[list[int]], dict[str, Any]]] = [
     # These choose the most probable token too.
     lambda _: {"temperature": 1.5, "top_k": 1, "seed": 3},
     lambda _: {"temperature": 1.5, "min_p": 1, "seed": 3, "frequency_penalty": 1.5},
+    lambda _: {"temperature": 1e-60},
+    lambda _: {"temperature": 1e-45},
+    lambda _: {"temperature": 1, "top_p": 1e-60},
     lambda _: {"logprobs": 5},
     lambda _: {"logprobs": 20, "repetition_penalty": 1.5},
 ]
@@ -50,6 +61,27 @@ BIASES: list[Callable[[list[int]], dict[str, Any]]] = [
     lambda _: {"logit_bias": {SPECIAL: 6}, "skip_special_tokens": False},
 ]
 SPECIAL = 0  # the token <s>
+TEMPLATE = """\
+{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
+{% for message in messages %}{{ message.role }}: {{ message.content }}
+{% for call in message.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}
+{% endfor %}{% if add_generation_prompt %}assistant{{ " thinks" if thinks }}:{% endif %}"""
+QUESTION = [{"role": "user", "content": "Which battery fits the small torch? 비 그친 뒤"}]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+ANSWERED = [
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+]
+# Messages, and the options that the template reads.
+CHATS: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
+    (QUESTION, {}),
+    ([{"role": "system", "content": "Be brief."}, *QUESTION], {}),
+    ([*QUESTION, {"role": "assistant", "content": "The second one."}, *QUESTION], {}),
+    (QUESTION, {"chat_template_kwargs": {"thinks": True}}),
+    (QUESTION, {"tools": TOOLS}),
+    ([*QUESTION, *ANSWERED], {"tools": TOOLS}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +91,9 @@ def weights(tmp_path_factory) -> Path:
     new = Reference(folder).tokens(PROMPTS[0], {"ignore_eos": True})
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [1, new[5]]}))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -108,22 +143,50 @@ def stream(model) -> Callable[..., list[dict[str, Any]]]:
     return lambda prompt, **options: pieces(send(model, prompt, **options))
 
 
+def on_engines(engines: Sequence[Engine]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("engine", engines, indirect=True, ids=lambda engine: engine.row.name)
+
+
+OUTPUTS = [
+    *("text", "finish_reason", "stop_reason"),
+    *("num_input_tokens", "num_output_tokens", "num_cached_tokens", "logprobs"),
+]
+
+
 def send(
-    model: Any, prompt: str, sender: ResponseSender | None = None, id: str = "", parameters: Any = None, **options: Any
+    model: Any,
+    prompt: str | list[dict[str, Any]],
+    sender: ResponseSender | None = None,
+    id: str = "",
+    parameters: Any = None,
+    **options: Any,
 ) -> InferenceRequest:
-    outputs = ["text", "finish_reason", "num_output_tokens", "num_cached_tokens", "logprobs"]
-    sampling = [json.dumps(options).encode()]
-    request = InferenceRequest(outputs, parameters or {}, prompt=[prompt.encode()], sampling_parameters=sampling)
+    """Send a prompt or a chat."""
+    name, text = ("prompt", prompt) if isinstance(prompt, str) else ("messages", json.dumps(prompt))
+    inputs = {name: [text.encode()], "sampling_parameters": [json.dumps(options).encode()]}
+    request = InferenceRequest(OUTPUTS, parameters or {}, **inputs)
     request.sender, request.id = sender or request.sender, id
+    model.execute([request])
+    return request
+
+
+def execute(model: Any, outputs: list[str], parameters: dict[str, Any], **inputs: Any) -> InferenceRequest:
+    """Send a request with other inputs and outputs."""
+    request = InferenceRequest(outputs, parameters, **inputs)
     model.execute([request])
     return request
 
 
 def status(request: InferenceRequest) -> str:
     """Return the status of the last response, or nothing if it is no error."""
+    return error(request)[0]
+
+
+def error(request: InferenceRequest) -> tuple[str, str]:
+    """Return the status and the message of the last response, both empty if it is no error."""
     assert request.sender.finished.wait(60)
-    error = request.sender.responses[-1].error
-    return error[0] if error else ""
+    status, message = request.sender.responses[-1].error or ("", "")
+    return status, message
 
 
 def text(model: Any, prompt: str, **options: Any) -> str:
@@ -143,6 +206,23 @@ def content(response: InferenceResponse) -> dict[str, Any]:
     return values | {"logprobs": json.loads(values["logprobs"])}
 
 
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the answer whose pieces these are."""
+    *before, last = parts
+    assert all(piece["finish_reason"] == piece["stop_reason"] == "" for piece in before)
+    assert {piece["num_input_tokens"] for piece in parts} == {last["num_input_tokens"]}
+    answer = last | {
+        "text": "".join(piece["text"] for piece in parts),
+        "num_output_tokens": sum(piece["num_output_tokens"] for piece in parts),
+        "logprobs": [own for piece in parts for own in piece["logprobs"]],
+    }
+    answer.pop("num_cached_tokens", None)
+    return answer
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
 def test_options_mean_the_same_on_each_engine_in_one_batch(model, reference):
     new = reference.tokens(PROMPTS[0], {"ignore_eos": True})
     table = [make(new) for make in (*OPTIONS, *(BIASES if has_biases(model) else []))]
@@ -152,9 +232,7 @@ def test_options_mean_the_same_on_each_engine_in_one_batch(model, reference):
     assert {answer["finish_reason"] for answer in expected} == {"stop", "length"}
     requests = [send(model, prompt, stream=False, **options) for prompt, options in cases]
     for (prompt, options), request, answer in zip(cases, requests, expected, strict=True):
-        (actual,) = pieces(request)
-        actual.pop("num_cached_tokens", None)
-        assert actual == answer, (prompt, options)
+        assert joined(pieces(request)) == answer, (prompt, options)
 
 
 @pytest.mark.parametrize(("name", "output", "begin"), [("TEXT", "out", ""), ("text_input", "text_output", PROMPTS[1])])
@@ -207,13 +285,13 @@ def test_streamed_logprobs_come_with_their_text(stream, reference, prompt):
     answer = reference.answer(prompt, options)
     ids: list[int] = []
     text = ""
-    logprobs = []
-    for piece in stream(prompt, **options):
-        logprobs += piece["logprobs"]
+    parts = stream(prompt, **options)
+    for piece in parts:
         ids += [own["id"] for own in piece["logprobs"]]
         text += piece["text"]
         assert text.startswith(prompt + reference.decode(ids))
-    assert (text, logprobs) == (answer["text"], answer["logprobs"])
+    assert len(parts) > 2
+    assert joined(parts) == answer
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])
@@ -231,7 +309,7 @@ def test_logprobs_end_where_a_stop_string_cuts_the_text(model, stream, reference
         assert reference.decode(ids).startswith(new)
         before = reference.decode(ids[:-1])
         assert len(before) < len(new) or before.endswith("\ufffd") or not new  # the rest of a character stays, too
-        assert [own for piece in stream(prompt, **options) for own in piece["logprobs"]] == answer["logprobs"]
+        assert joined(stream(prompt, **options)) == joined([answer])
 
 
 @pytest.mark.parametrize(
@@ -243,8 +321,7 @@ def test_logprobs_end_where_a_stop_string_cuts_the_text(model, stream, reference
     ],
 )
 def test_options_that_do_not_fit_the_model_are_refused(model, options, reason):
-    request = send(model, "It", **options)
-    code, message = request.sender.responses[0].error
+    code, message = error(send(model, "It", **options))
     assert code == "INVALID_ARG"
     if "logit_bias" in options and not has_biases(model):
         reason = (
@@ -278,7 +355,8 @@ def test_stop_string_ends_its_own_text_before_it(model, reference):
         for prompt in PROMPTS
     ]
     (ended,), *rest = map(pieces, requests)
-    assert (ended["text"], ended["finish_reason"]) == (whole[first][: whole[first].index(stop, len(first))], "stop")
+    expected = (whole[first][: whole[first].index(stop, len(first))], "stop", stop)
+    assert (ended["text"], ended["finish_reason"], ended["stop_reason"]) == expected
     assert [own["text"] for (own,) in rest] == [whole[prompt] for prompt in others]
 
 
@@ -287,23 +365,230 @@ def test_prompt_that_does_not_fit_is_refused(model, prompt, options):
     assert status(send(model, prompt, **options)) == "INVALID_ARG"
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "output", "has_prompt", "is_streamed"),
+    [
+        ("prompt", {}, "text", True, True),
+        ("text_input", {}, "text_output", True, True),
+        ("text_input", {"stream": True}, "text_output", False, True),  # as vLLM's clients expect it
+        ("text_input", {"stream": True, "exclude_input_in_output": False}, "text_output", True, True),
+        ("text_input", {"stream": False}, "text_output", True, False),
+        ("prompt", {"stream": False, "exclude_input_in_output": True}, "text", False, False),
+    ],
+)
+def test_text_has_the_form_that_its_client_asks_for(
+    model, reference, name, parameters, output, has_prompt, is_streamed
+):
+    parameters = {"ignore_eos": True, **parameters}
+    request = execute(model, ["text", "text_output"], parameters, **{name: [PROMPTS[0].encode()]})
+    assert not status(request)
+    responses = request.sender.responses
+    assert {(*response.outputs,) for response in responses} == {(output,)}
+    assert (len(responses) > 2) == is_streamed
+    text = b"".join(response.outputs[output][0] for response in responses).decode()
+    assert text == reference.answer(PROMPTS[0], {"ignore_eos": True})["text"].removeprefix(
+        "" if has_prompt else PROMPTS[0]
+    )
+
+
+def test_prompts_of_one_request_are_answered_together(model, reference):
+    request = execute(model, ["text", "num_input_tokens"], {"stream": False}, prompt=[own.encode() for own in PROMPTS])
+    assert not status(request)
+    (response,) = request.sender.responses
+    expected = [reference.answer(prompt, {}) for prompt in PROMPTS]
+    assert [own.decode() for own in response.outputs["text"]] == [answer["text"] for answer in expected]
+    assert response.outputs["num_input_tokens"] == [answer["num_input_tokens"] for answer in expected]
+
+
+def test_stream_is_refused_where_one_answer_is_asked_for(model):
+    request = execute(model, ["text"], {}, prompt=[b"I am", b"It"])
+    assert error(request) == ("INVALID_ARG", "input 'prompt' holds 2 prompts; streaming takes one per request")
+    refusal = error(send(model, "It", parameters={"one_answer": "a key"}, stream=True))
+    assert refusal[0] == "INVALID_ARG" and refusal[1].startswith("option 'stream' is true, but this model answers once")
+
+
+def test_token_ids_are_continued_as_their_text(model, reference):
+    ids = np.array([ids_sent(reference.tokenizer(PROMPTS[0]).input_ids)], np.object_)
+    requests = [execute(model, OUTPUTS[:5], {"stream": False}, prompt=own) for own in (ids, [PROMPTS[0].encode()])]
+    assert [status(request) for request in requests] == ["", ""]
+    of_ids, of_text = (request.sender.responses[0].outputs for request in requests)
+    assert of_ids == of_text
+
+
+def ids_sent(ids: list[int]) -> bytes:
+    return bytes(Tensor.from_texts("prompt", [ids]).data[4:])
+
+
+def test_tokenized_has_ids_of_texts_and_chats_and_the_text_of_ids(model, reference):
+    def tokenized(**inputs: Any) -> dict[str, Any]:
+        request = execute(model, ["tokenized"], {}, **inputs)
+        assert not status(request)
+        (row,) = request.sender.responses[0].outputs["tokenized"]
+        return dict(json.loads(row))
+
+    tokenizer = reference.tokenizer
+    ids = tokenizer(PROMPTS[0]).input_ids
+    row = tokenized(text_input=[PROMPTS[0].encode()])
+    before, after = row["special"]
+    plain = tokenizer(PROMPTS[0], add_special_tokens=False).input_ids
+    assert (row["ids"], ids[before : len(ids) - after]) == (ids, plain)
+    assert tokenized(messages=[json.dumps(QUESTION).encode()])["ids"] == reference.ids(QUESTION, {})
+    expected = {"text": tokenizer.decode(ids), "plain_text": tokenizer.decode(ids, skip_special_tokens=True)}
+    assert tokenized(text_input=np.array([ids_sent(ids)], np.object_)) == expected
+
+
+@pytest.mark.parametrize("outputs", [OUTPUTS, ["tokenized"]])
+def test_unknown_token_id_is_refused(model, outputs):
+    rows = np.array([b"I am going", ids_sent([10**6])], np.object_)
+    refusal = error(execute(model, outputs, {"stream": False}, text_input=rows))
+    assert "row 1 has the token id 1000000; this model's ids are 0 to" in refusal[1]
+
+
+def test_response_sender_is_freed_with_the_last_response(model):
+    """Switch the garbage collector off: it frees the request and its rows at some later time."""
+    gc.disable()
+    try:
+        request = send(model, "It")
+        assert request.sender.finished.wait(60)
+        sender = weakref.ref(request.sender)
+        del request
+        text(model, "It")
+        assert sender() is None
+    finally:
+        gc.enable()
+
+
+# --- chats ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_chats_are_answered_in_one_batch(model, reference, streams):
+    sampling = {"ignore_eos": True, "max_new_tokens": TOKENS, "logprobs": 0}
+    expected = [reference.answer(chat, sampling | options) for chat, options in CHATS]
+    assert len({(*reference.ids(chat, options),) for chat, options in CHATS}) == len(CHATS)
+    requests = [send(model, chat, stream=streams, **sampling, **options) for chat, options in CHATS]
+    for (chat, options), request, answer in zip(CHATS, requests, expected, strict=True):
+        assert joined(pieces(request)) == answer, (chat, options)
+        assert (len(request.sender.responses) > 2) == streams
+
+
+def test_chat_without_a_limit_fills_the_context(model, reference):
+    """The parameter max_new_tokens limits only prompts."""
+    (answer,) = pieces(send(model, QUESTION, stream=False, ignore_eos=True))
+    room = language.CONTEXT - len(reference.ids(QUESTION, {}))
+    assert (answer["finish_reason"], answer["num_output_tokens"]) == ("length", room)
+
+
+@pytest.mark.parametrize(
+    ("messages", "parameters", "reason"),
+    [
+        ("[]", {}, "input 'messages' must be one JSON list of messages"),
+        ('{"role": "user", "content": "a"}', {}, "input 'messages' must be one JSON list"),
+        ('["a"]', {}, "input 'messages' must be one JSON list"),
+        ('[{"role": "user"}]', {}, "input 'messages' must be one JSON list"),
+        ('[{"role": 1, "content": "a"}]', {}, "input 'messages' must be one JSON list"),
+        ("[" * 100_000, {}, "input 'messages' must be one JSON list"),
+        (b"\xff", {}, "input 'messages' must be one JSON list"),
+        (json.dumps(QUESTION * 20), {}, "input 'messages' has "),
+        ('[{"role": "user", "content": "\\ud83e"}]', {}, "input 'messages': the model's chat template fails"),
+        (json.dumps(QUESTION), {"exclude_input_in_output": False}, "option 'exclude_input_in_output' must be true"),
+        (json.dumps(QUESTION), {"max_tokens": 250}, "input 'messages' has "),
+    ],
+)
+def test_wrong_chat_is_refused(model, messages, parameters, reason):
+    messages = messages if isinstance(messages, bytes) else messages.encode()
+    code, message = error(execute(model, OUTPUTS, parameters, messages=[messages]))
+    assert code == "INVALID_ARG"
+    assert message.startswith(reason)
+    assert "torch" not in message
+
+
+# --- structured output ------------------------------------------------------------------------------------------------
+
+STRUCTURED = {"stream": False, "max_new_tokens": 60, "temperature": 1.0, "seed": 5, "exclude_input_in_output": True}
+
+
+def structured(model: Any, structure: Any, **options: Any) -> InferenceRequest:
+    return send(model, "I am going", structured_outputs=structure, **STRUCTURED | options)
+
+
+def chosen(request: InferenceRequest) -> tuple[str, str]:
+    (answer,) = pieces(request)
+    return answer["text"], answer["finish_reason"]
+
+
 def test_structures_are_obeyed_beside_other_texts(model):
     plain = text(model, "It")
-    sampling = {"stream": False, "max_new_tokens": 60, "temperature": 1.0, "seed": 5, "exclude_input_in_output": True}
-    requests = [send(model, "I am going", structured_outputs=structure, **sampling) for structure, _ in FORMS]
+    requests = [structured(model, structure) for structure, _ in FORMS]
     other = send(model, "It", stream=False)
     for (structure, pattern), request in zip(FORMS, requests, strict=True):
-        (answer,) = pieces(request)
-        assert re.fullmatch(pattern, answer["text"]), structure
-        assert answer["finish_reason"] == "stop"
+        answer, reason = chosen(request)
+        assert re.fullmatch(pattern, answer), structure
+        assert reason == "stop"
     assert pieces(other)[0]["text"] == plain
+
+
+@pytest.mark.parametrize(
+    ("structure", "options", "reason"),
+    [
+        ({"json": REFUSED[0][0]}, {}, "option 'structured_outputs': keyword 'uniqueItems' cannot be enforced"),
+        ({"json": {"properties": 5}}, {}, "'structured_outputs': a keyword of a schema has a value of the wrong type"),
+        ({"grammar": "root ::= other"}, {}, 'Rule "other" is not defined'),
+        ({"regex": "a(b"}, {}, "missing ), unterminated subpattern"),
+        ({"choice": []}, {}, "it must be a list of strings"),
+        ({"json": {"enum": ["x" * 300_000]}}, {}, "at most 262144 are allowed"),
+        ({"structural_tag": {"type": "structural_tag", "format": {"type": "magic"}}}, {}, "the format 'magic'"),
+        ({"choice": ["a"]}, {"ignore_eos": True}, "options 'ignore_eos' and 'structured_outputs' exclude each other"),
+    ],
+)
+def test_wrong_structure_is_refused_before_anything_is_generated(model, structure, options, reason):
+    request = structured(model, structure, **options)
+    code, message = error(request)
+    assert code == "INVALID_ARG" and reason in message
+    assert len(request.sender.responses) == 1
 
 
 def test_text_ends_with_an_error_where_its_grammar_allows_no_token(model):
     dead_end = {"grammar": 'root ::= "x" never\nnever ::= never "y"'}
-    failing, other = (send(model, "It", structured_outputs=own) for own in (dead_end, {"choice": ["other"]}))
-    assert status(failing) == "INVALID_ARG"
-    assert not status(other)
+    failing, other = structured(model, dead_end), structured(model, {"choice": ["other"]})
+    assert "no token of this model can continue the text" in error(failing)[1]
+    assert chosen(other) == ("other", "stop")
+
+
+def test_texts_go_on_while_a_structure_compiles_that_takes_too_much(model, monkeypatch):
+    """The worker holds one structure until another text has ended, and then ends as if it had taken too much."""
+    asked, go = threading.Event(), threading.Event()
+
+    def ask(*_: object) -> None:
+        asked.set()
+        assert go.wait(60)
+        raise WorkerEnded("too much memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("serving.triton.worker_process.WorkerProcess.ask", ask)
+        held = structured(model, {"choice": ["held"]})
+        assert asked.wait(60)
+        assert text(model, "It")
+        assert not held.sender.finished.is_set()
+        go.set()
+        assert "too much memory to compile: make it smaller" in error(held)[1]
+    assert chosen(structured(model, {"choice": ["then"]})) == ("then", "stop")
+
+
+@on_engines(ENGINES[:1])  # the worker is the same for all
+def test_explosive_grammar_ends_only_its_worker(model):
+    bomb = {"grammar": 'root ::= ((("a"{1,200}){1,200}){1,200}){1,200}'}
+    assert re.search(f"too much memory|more than {COMPILE_SECONDS} s", error(structured(model, bomb))[1])
+    assert chosen(structured(model, {"choice": ["then"]})) == ("then", "stop")
+
+
+def test_grammars_beyond_the_bytes_of_the_cache_are_compiled_again(model, monkeypatch):
+    monkeypatch.setattr("serving.structure.checks.MAX_CACHED_BYTES", 1)
+    monkeypatch.setattr("serving.generation.openvino.structure.MAX_CACHED_BYTES", 1)
+    for _ in range(2):
+        for word in ("one", "two"):
+            assert chosen(structured(model, {"choice": [word]})) == (word, "stop")
+    assert len(model.structures.cached) == 1
 
 
 # --- clients that leave, and clients that wait ------------------------------------------------------------------------
@@ -366,6 +651,18 @@ def test_waiting_request_gets_heartbeats_until_its_last_response(narrow, hold, m
     assert not narrow.heartbeats.beating
 
 
+def test_text_joins_while_another_runs_if_the_engine_lets_it(load, engine):
+    """A short text that arrives during a long one ends first."""
+    model, long = load(), Held()
+    running = send(model, "It", long, **LONG)
+    assert long.holds.wait(60)
+    short = send(model, "I am", stream=False, max_new_tokens=2)
+    long.go.set()
+    assert not status(short)
+    assert running.sender.finished.is_set() != engine.row.is_continuous
+    assert not status(running)
+
+
 def test_full_queue_answers_busy(narrow, hold):
     requests = [send(narrow, "I am", stream=False) for _ in range(4)]
     assert [request.sender.finished.is_set() for request in requests] == [False, False, True, True]
@@ -426,6 +723,21 @@ def test_text_that_cannot_be_decoded_fails_alone(model, pb_utils, monkeypatch):
     logged = pb_utils.Logger.errors[-1]
     assert logged.startswith("a request failed: ValueError") and "no such token" not in logged
     assert pieces(other)[0]["text"] == expected
+
+
+@on_engines([own for own in ENGINES if not own.row.is_continuous])
+def test_texts_of_a_batch_that_fails_run_again_one_by_one(model, reference, monkeypatch):
+    generate = model.decoder.generate
+
+    def fail(rows: list[Any], after_token: Callable[[], None]) -> None:
+        if any(row.prompt == "fails" for row in rows):
+            raise RuntimeError("it takes no such text")
+        generate(rows, after_token)
+
+    monkeypatch.setattr(model.decoder, "generate", fail)
+    failing, *others = [send(model, prompt, stream=False) for prompt in ("fails", *PROMPTS)]
+    assert error(failing) == ("INTERNAL", "RuntimeError: it takes no such text")
+    assert [pieces(own)[0]["text"] for own in others] == [reference.answer(own, {})["text"] for own in PROMPTS]
 
 
 def test_running_texts_end_before_the_model_is_unloaded(engine, load, weights, tmp_path):

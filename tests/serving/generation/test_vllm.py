@@ -17,7 +17,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 
 from export.catalogue import Job
@@ -119,22 +118,6 @@ def finish(engine, texts: dict[int, list[int]], steps: int = 1000) -> dict[int, 
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
-
-
-def test_text_is_the_same_alone_and_among_texts_that_join_later(module, assembled):
-    engine, tokenizer = load(module, assembled)
-    sampled = options(temperature=0.9, top_p=0.95, seed=7)
-    first = tokenizer.encode(PROMPTS[0])
-    engine.add(0, first, sampled)
-    alone = finish(engine, {0: first})[0]
-    engine.add(1, first, sampled)
-    together = [token for new in engine.step() for token in new.tokens]
-    for key, prompt in enumerate(PROMPTS, 2):
-        engine.add(key, tokenizer.encode(prompt), options(temperature=1.5, seed=key))
-    together += finish(engine, dict.fromkeys(range(1, 7), first))[1]
-    assert together == alone
-    engine.add(7, first, options(temperature=0.9, top_p=0.95, seed=8))
-    assert finish(engine, {7: first})[7] != alone
 
 
 def test_chat_with_images_is_answered_as_by_transformers(module, tmp_path):
@@ -243,36 +226,7 @@ def test_adapters_are_those_of_merged_weights_and_change_without_a_reload(module
     backend.engine.close()
 
 
-def test_failing_step_is_the_end_of_the_engine(module, assembled, monkeypatch):
-    engine, _ = load(module, assembled)
-
-    def fail() -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might ...")
-
-    monkeypatch.setattr(engine.engine, "step", fail)
-    with pytest.raises(module.EngineFailed, match="vLLM failed: CUDA error: an illegal memory access"):
-        engine.step()
-
-
 # --- the backend ------------------------------------------------------------------------------------------------------
-
-
-def test_backend_answers_requests(module, pb_utils, assembled):
-    folder = assembled
-    backend = module.VllmGeneration()
-    config = parameters(max_new_tokens=12, max_batch=8)
-    backend.initialize(instance(folder, config))
-    requests = [pb_utils.InferenceRequest(["text"], prompt=[prompt.encode()]) for prompt in PROMPTS]
-    backend.execute(requests)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    for request, prompt in zip(requests, PROMPTS, strict=True):
-        assert request.sender.finished.wait(60)
-        tokens = model.generate(torch.tensor([tokenizer(prompt).input_ids]), max_new_tokens=12, do_sample=False)[0]
-        text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert request.sender.responses[0].outputs["text"] == [text.encode()]
-    assert backend.engine_labels == {"engine": "vllm", "precision": "float32"}
-    backend.finalize()
 
 
 def test_failed_engine_ends_the_process_after_the_answers(module, pb_utils, assembled, monkeypatch):

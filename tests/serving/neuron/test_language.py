@@ -184,36 +184,6 @@ def test_padding_rows_do_not_keep_a_batch_running(llama):
     assert steps == [1, 2, 3, 4]
 
 
-def test_sampling_does_not_depend_on_other_rows(served):
-    sampling = [options(temperature=1.5, seed=n, top_p=0.9 if n % 2 else 1.0) for n in range(len(PROMPTS))]
-    together = generated(served, make_rows(served, PROMPTS, *sampling))
-    apart = [generated(served, make_rows(served, [p], o))[0] for p, o in zip(PROMPTS, sampling, strict=True)]
-    assert together == apart
-    assert together != generated(served, make_rows(served, PROMPTS))
-
-
-def test_stop_string_ends_only_its_own_row(served, alone):
-    stop = alone("Which battery")[4:7]
-    stops = [options(stop=(stop,) if prompt == "Which battery" else ()) for prompt in PROMPTS]
-    texts = dict(zip(PROMPTS, generated(served, make_rows(served, PROMPTS, *stops)), strict=True))
-    assert texts.pop("Which battery") == alone("Which battery").partition(stop)[0]
-    assert texts == {prompt: alone(prompt) for prompt in texts}
-
-
-def test_end_tokens_come_from_the_checkpoint(compile_, llama):
-    """generation_config.json can have more end tokens than the model's config."""
-    (whole,) = make_rows(llama, ["I am going"])
-    generated(llama, [whole])
-    end = whole.tokens[-3]
-    folder = compile_(LLAMA)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, llama.tokenizer.eos_token_id]}))
-    ending = decoder(LLAMA, compiled(folder))
-    (row,) = make_rows(ending, ["I am going"])
-    generated(ending, [row])
-    assert row.tokens == whole.tokens[: whole.tokens.index(end, len(whole.prompt_tokens)) + 1]
-    assert row.new_tokens < whole.new_tokens
-
-
 def test_long_prompt_and_long_answer_run_in_separate_batches(llama, alone):
     prompts = ["a 1 " * 80, "It"]
     rows = make_rows(llama, prompts, options(max_new_tokens=5), options(max_new_tokens=20))

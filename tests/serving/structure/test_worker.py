@@ -1,12 +1,10 @@
-"""Structured output: which documents a structure allows, what is refused, and the engines that obey it."""
+"""Structured output: which documents a structure allows, and what is refused."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import re
-import threading
 
 import jsonschema
 import pytest
@@ -14,15 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from serving.structure.checks import vocabulary
 from serving.structure.json_grammar import json_grammar
-from serving.structure.worker import COMPILE_SECONDS, Structure, canonical, compile_structure, xgrammar
+from serving.structure.worker import Structure, canonical, compile_structure, xgrammar
 from serving.triton.types import BadRequest
-from serving.triton.worker_process import WorkerEnded
-from tests.support import python_backend
 from tests.support.checkpoints import language
 from tests.support.documents import END, compiler, document
-from tests.support.python_backend import InferenceRequest, ResponseSender
 from tests.support.schemas import closed, schemas
-from tests.support.served import assemble
 
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 INTEGER = {"type": "integer"}
@@ -78,41 +72,6 @@ REFUSED = [
     (closed({f"p{number}": INTEGER for number in range(301)}, []), "301 optional properties; at most 300"),
     ({"properties": {"a": INTEGER}, "anyOf": [{"required": ["a"]}]}, "'properties' cannot be enforced beside 'anyOf'"),
 ]
-ENGINES = {"openvino-fp32": ("openvino.engine", "GenAIGeneration"), "python": ("batched", "BatchedGeneration")}
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def served(request, stored, pb_utils, tmp_path_factory):
-    """Serve a Llama with random weights on each engine."""
-    folder = tmp_path_factory.mktemp("structured")
-    weights = language.save_llama(folder / "weights")
-    assemble(weights, folder / "repository", request.param)
-    module, name = ENGINES[request.param]
-    backend = getattr(importlib.import_module(f"serving.generation.{module}"), name)()
-    config = {"model_transaction_policy": {"decoupled": False}} | python_backend.parameters(
-        cache_gigabytes=1, client_grammars=1
-    )
-    backend.initialize(python_backend.instance_args(folder / "repository/m", config))
-    yield backend
-    backend.finalize()
-
-
-def send(model, structure: object = None, **options: object) -> ResponseSender:
-    options = {"max_new_tokens": 60, "temperature": 1.0, "seed": 5, "exclude_input_in_output": True} | options
-    if structure is not None:
-        options["structured_outputs"] = structure
-    request = InferenceRequest(["text", "finish_reason"], options, prompt=[b"I am going"])
-    model.execute([request])
-    return request.sender
-
-
-def answer(sender: ResponseSender) -> tuple[str, str]:
-    """Return the text and the reason why it ended, or the error and nothing."""
-    assert sender.finished.wait(120)
-    (response,) = sender.responses
-    if response.error:
-        return str(response.error), ""
-    return response.outputs["text"][0].decode(), response.outputs["finish_reason"][0].decode()
 
 
 def test_every_document_is_complete_and_valid():
@@ -133,88 +92,6 @@ def test_grammar_allows_only_the_form(structure, pattern):
     texts = {document(canonical(structure, takes_grammars=True), seed) for seed in range(20)}
     assert all(re.fullmatch(pattern, text) for text in texts)
     assert len(texts) > 1 or "const" in str(structure)
-
-
-def test_engine_obeys_each_form_beside_other_texts(served):
-    plain = answer(send(served))
-    structures = [structure for structure, _ in FORMS]
-    senders = [send(served, structure) for structure in structures] + [send(served)]
-    *texts, other = map(answer, senders)
-    assert other == plain
-    for (structure, pattern), (text, reason) in zip(FORMS, texts, strict=True):
-        assert re.fullmatch(pattern, text), structure
-        assert reason == "stop"
-    assert json.loads(answer(send(served, {"json": schemas()[0]}, max_new_tokens=200))[0])
-
-
-@pytest.mark.parametrize(
-    ("structure", "options", "reason"),
-    [
-        ({"json": REFUSED[0][0]}, {}, "option 'structured_outputs': keyword 'uniqueItems' cannot be enforced"),
-        (
-            {"json": {"properties": 5}},
-            {},
-            "option 'structured_outputs': a keyword of a schema has a value of the wrong type",
-        ),
-        ({"grammar": "root ::= other"}, {}, 'Rule "other" is not defined'),
-        ({"regex": "a(b"}, {}, "missing ), unterminated subpattern"),
-        ({"choice": []}, {}, "it must be a list of strings"),
-        ({"json": {"enum": ["x" * 300_000]}}, {}, "at most 262144 are allowed"),
-        ({"structural_tag": {"type": "structural_tag", "format": {"type": "magic"}}}, {}, "the format 'magic'"),
-        ({"choice": ["a"]}, {"ignore_eos": True}, "options 'ignore_eos' and 'structured_outputs' exclude each other"),
-    ],
-)
-def test_wrong_structure_is_refused_before_anything_is_generated(served, structure, options, reason):
-    text, ended = answer(send(served, structure, **options))
-    assert reason in text
-    assert not ended
-
-
-def test_texts_go_on_while_a_structure_compiles_that_takes_too_much(served, monkeypatch):
-    """The worker holds one structure until another text has ended, and then ends as if it had taken too much."""
-    asked, go = threading.Event(), threading.Event()
-
-    def ask(worker, line):
-        asked.set()
-        assert go.wait(60)
-        raise WorkerEnded("too much memory")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("serving.triton.worker_process.WorkerProcess.ask", ask)
-        held = send(served, {"choice": ["held"]})
-        assert asked.wait(60)
-        assert answer(send(served))[1]
-        assert not held.finished.is_set()
-        go.set()
-        assert "too much memory to compile: make it smaller" in answer(held)[0]
-    assert answer(send(served, {"choice": ["then"]})) == ("then", "stop")
-
-
-@pytest.mark.parametrize("served", ["openvino-fp32"], indirect=True)
-def test_texts_go_on_while_the_engine_prepares_for_its_first_structure(served, monkeypatch):
-    asked, go = threading.Event(), threading.Event()
-    load = served.engine.load_structured
-    monkeypatch.setattr(served.engine, "structured", None)
-    monkeypatch.setattr(served.engine, "load_structured", lambda: (asked.set(), go.wait(60), load())[-1])
-    held = send(served, {"choice": ["new"]})
-    assert asked.wait(60)
-    assert answer(send(served))[1]
-    assert not held.finished.is_set()
-    go.set()
-    assert answer(held) == ("new", "stop")
-
-
-def test_text_ends_with_an_error_where_its_grammar_allows_no_token(served):
-    dead_end = {"grammar": 'root ::= "x" never\nnever ::= never "y"'}
-    senders = [send(served, dead_end), send(served, {"choice": ["other"]})]
-    assert "no token of this model can continue the text" in answer(senders[0])[0]
-    assert answer(senders[1]) == ("other", "stop")
-
-
-def test_explosive_grammar_ends_only_its_worker(served):
-    bomb = {"grammar": 'root ::= ((("a"{1,200}){1,200}){1,200}){1,200}'}
-    assert re.search(f"too much memory|more than {COMPILE_SECONDS} s", answer(send(served, bomb))[0])
-    assert answer(send(served, {"choice": ["then"]})) == ("then", "stop")
 
 
 @pytest.mark.parametrize(
@@ -251,15 +128,6 @@ def test_objects_have_any_of_their_optional_properties(required):
         text = json.dumps(dict.fromkeys(names, 1), separators=(",", ":"))
         allowed = matcher.accept_string(text) and matcher.accept_token(END)
         assert allowed == ({*required} <= {*names}), text
-
-
-def test_grammars_beyond_the_bytes_of_the_cache_are_compiled_again(served, monkeypatch):
-    monkeypatch.setattr("serving.structure.checks.MAX_CACHED_BYTES", 1)
-    monkeypatch.setattr("serving.generation.openvino.structure.MAX_CACHED_BYTES", 1)
-    for _ in range(2):
-        for word in ("one", "two"):
-            assert answer(send(served, {"choice": [word]})) == (word, "stop")
-    assert len(served.structures.cached) == 1
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])

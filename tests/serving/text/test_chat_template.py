@@ -1,13 +1,11 @@
-"""Chats become the prompts that transformers makes of them, on every engine."""
+"""Chats become the prompts that transformers makes of them."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import transformers
 
@@ -22,8 +20,6 @@ from serving.text.tokenizer import TextTokenizer
 from serving.triton.types import BadRequest
 from tests.support.chat_templates import TOOL_TEMPLATES, TOOLS_HERMES, TOOLS_LLAMA, TOOLS_MISTRAL
 from tests.support.checkpoints import language
-from tests.support.python_backend import InferenceRequest, InferenceResponse, instance_args, parameters
-from triton_transformers.tensors import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -253,21 +249,6 @@ def test_wrong_variables_are_refused(tools, variables, reason):
         ChatTemplate(MISTRAL, {}).prompt(QUESTION, tools, variables)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["vllm", "openvino-fp32", "python"])
-@pytest.mark.parametrize("name", ["mistral", "chatml"])
-def test_assembled_model_reads_the_tokens_of_transformers(tmp_path, form, name):
-    """Add no second token that begins a text: the template of Mistral writes it, that of ChatML does not."""
-    folder = checkpoint(tmp_path / "weights", TEMPLATES[name])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assemble(Job("mine", "text-generation", form, folder, False, tmp_path))
-    model = loaded(tmp_path / "mine/1", form)
-    for chat in CHATS[:2]:
-        tokens = model.encode(model.chat_template.prompt(chat), special_tokens=False)
-        assert tokens == reference(tokenizer, chat)
-        assert tokens.count(tokenizer.bos_token_id) == (name == "mistral")
-
-
 def loaded(folder: Path, form: str) -> TextTokenizer | Decoder:
     if form != "python":
         return TextTokenizer(folder)
@@ -347,231 +328,3 @@ def test_template_knows_the_date(monkeypatch):
     monkeypatch.setattr(chat_template, "datetime", Then)
     prompt = ChatTemplate(LLAMA, {"bos_token": "<s>"}).prompt(QUESTION)
     assert "Today Date: 04 Jul 2026" in prompt
-
-
-# --- requests ---------------------------------------------------------------------------------------------------------
-
-OUTPUTS = ["text", "text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "stop_reason"]
-
-
-@pytest.fixture(scope="module")
-def serve(pb_utils, weights, tmp_path_factory):
-    """Return a function that sends a request to a tiny Llama, with transformers or OpenVINO, streaming or not."""
-    models = {}
-
-    def send(form: str, streams: bool = False, outputs: list[str] = OUTPUTS, **inputs) -> list[InferenceResponse]:
-        repository = tmp_path_factory.getbasetemp() / form
-        if not repository.exists():
-            repository.mkdir()
-            assemble(Job("mine", "text-generation", form, weights, False, repository))
-        if (form, streams) not in models:
-            models[form, streams] = start(repository / "mine", form, streams)
-        request = InferenceRequest(outputs, inputs.pop("parameters", None), **inputs)
-        models[form, streams].execute([request])
-        assert request.sender.finished.wait(60)
-        return request.sender.responses
-
-    yield send
-    for model in models.values():
-        model.finalize()
-
-
-def start(model: Path, form: str, streams: bool):
-    config = {"model_transaction_policy": {"decoupled": streams}, **parameters(cache_gigabytes=1, max_new_tokens=3)}
-    module, name = ("batched", "BatchedGeneration") if form == "python" else GENAI
-    backend = getattr(importlib.import_module(f"serving.generation.{module}"), name)()
-    backend.initialize(instance_args(model, config))
-    return backend
-
-
-GENAI = ("openvino.engine", "GenAIGeneration")
-FORMS = ("python", "openvino-fp32")
-
-
-def message_input(chat: list[dict]) -> list[bytes]:
-    return [json.dumps(chat).encode()]
-
-
-def greedy(weights: Path, tokens: list[int], new_tokens: int) -> list[int]:
-    import torch
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(weights)
-    output = model.generate(torch.tensor([tokens]), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
-    return output[0, len(tokens) :].tolist()
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_chat_is_answered_as_transformers_does(serve, weights, form):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
-    tokens = reference(tokenizer, QUESTION)
-    expected = greedy(weights, tokens, 12)
-    options = {"messages": message_input(QUESTION), "parameters": {"max_tokens": 12}}
-    (response,) = serve(form, **options)
-    text = tokenizer.decode(expected, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert response.outputs == {"text": [text.encode()]}
-    (response,) = serve(form, outputs=OUTPUTS[1:], **options)
-    assert response.outputs == {
-        "text_output": [text.encode()],
-        "finish_reason": [b"length"],
-        "num_input_tokens": [len(tokens)],
-        "num_output_tokens": [12],
-        "stop_reason": [b""],
-    }
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_streamed_pieces_add_up_to_the_answer(serve, form):
-    options = {"messages": message_input(QUESTION), "parameters": {"max_tokens": 12}, "outputs": ["text", *OUTPUTS[2:]]}
-    (whole,) = serve(form, **options)
-    pieces = serve(form, streams=True, **options)
-    assert len(pieces) > 2
-    assert b"".join(piece.outputs["text"][0] for piece in pieces) == whole.outputs["text"][0]
-    assert sum(piece.outputs["num_output_tokens"][0] for piece in pieces) == 12
-    assert {piece.outputs["num_input_tokens"][0] for piece in pieces} == {whole.outputs["num_input_tokens"][0]}
-    assert [piece.outputs["finish_reason"][0] for piece in pieces] == [b""] * (len(pieces) - 1) + [b"length"]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_finish_reason_is_stop_for_a_stop_string(serve, form):
-    options = {"prompt": [b"I am going", b"It"], "outputs": ["text", *OUTPUTS[2:]]}
-    parameters = {"max_tokens": 12, "exclude_input_in_output": True}
-    (whole,) = serve(form, parameters=parameters, **options)
-    stop = whole.outputs["text"][0].decode()[2:4]
-    (stopped,) = serve(form, parameters=parameters | {"stop": stop}, **options)
-    assert (stopped.outputs["finish_reason"][0], stopped.outputs["stop_reason"][0]) == (b"stop", stop.encode())
-    assert 0 < stopped.outputs["num_output_tokens"][0] < 12
-    assert whole.outputs["finish_reason"] == [b"length"] * 2
-    assert whole.outputs["stop_reason"] == [b""] * 2
-    assert whole.outputs["num_output_tokens"] == [12, 12]
-    first, second = whole.outputs["num_input_tokens"]
-    assert first > second > 0
-
-
-def test_chat_without_a_limit_may_fill_the_context(serve):
-    """The parameter max_new_tokens limits only prompts."""
-    (response,) = serve("python", messages=message_input(QUESTION), outputs=OUTPUTS[2:])
-    tokens = response.outputs["num_input_tokens"][0] + response.outputs["num_output_tokens"][0]
-    assert tokens == language.CONTEXT or response.outputs["finish_reason"] == [b"stop"]
-    (response,) = serve("python", prompt=[b"It"], outputs=OUTPUTS[2:])
-    assert response.outputs["num_output_tokens"][0] <= 3
-
-
-@pytest.mark.parametrize(
-    ("inputs", "reason"),
-    [
-        ({"messages": [b"[]"]}, "input 'messages' must be one JSON list of messages"),
-        ({"messages": [b'{"role": "user", "content": "a"}']}, "input 'messages' must be one JSON list"),
-        ({"messages": [b'["a"]']}, "input 'messages' must be one JSON list"),
-        ({"messages": [b'[{"role": "user"}]']}, "input 'messages' must be one JSON list"),
-        ({"messages": [b'[{"role": 1, "content": "a"}]']}, "input 'messages' must be one JSON list"),
-        ({"messages": [b"\xff"]}, "input 'messages' must be one JSON list"),
-        ({"messages": [b"[" * 100_000]}, "input 'messages' must be one JSON list"),
-        ({"messages": message_input(QUESTION) * 2}, "input 'messages' must be one JSON list"),
-        ({"messages": message_input([{"role": "user", "content": 1}])}, "input 'messages': the model's chat template"),
-        ({"messages": message_input(QUESTION * 20)}, "input 'messages' has "),
-        ({"messages": message_input([{"role": "user", "content": "\ud83e"}])}, "input 'messages': the model's chat"),
-        (
-            {"messages": message_input(QUESTION), "exclude_input_in_output": [False]},
-            "option 'exclude_input_in_output' must be true: the answer to 'messages' has no prompt",
-        ),
-    ],
-)
-def test_wrong_chat_is_refused(serve, inputs, reason):
-    (response,) = serve("python", **inputs)
-    code, message = response.error
-    assert code == "INVALID_ARG"
-    assert message.startswith(reason)
-    assert "battery" not in message.replace("Which battery fits?", "")
-
-
-def continued(serve, streams: bool, parameters: dict | None = None, **inputs) -> list[InferenceResponse]:
-    return serve("python", streams, OUTPUTS[:2], parameters={"max_tokens": 12} | (parameters or {}), **inputs)
-
-
-def joined(responses: list[InferenceResponse], output: str) -> str:
-    assert all(list(response.outputs) == [output] for response in responses)
-    return b"".join(response.outputs[output][0] for response in responses).decode()
-
-
-def test_text_is_the_same_under_both_names_and_in_pieces(serve):
-    (answer,) = continued(serve, False, prompt=[b"I am going"])
-    text = joined([answer], "text")
-    assert text.startswith("I am going")
-    assert joined(continued(serve, False, text_input=[b"I am going"]), "text_output") == text
-    streamed = continued(serve, True, prompt=[b"I am going"])
-    assert len(streamed) > 2
-    assert joined(streamed, "text") == text
-
-
-def test_stream_of_vllm_begins_after_the_prompt(serve):
-    text = joined(continued(serve, False, prompt=[b"I am going"]), "text")
-    continuation = joined(
-        continued(serve, False, text_input=[b"I am going"], exclude_input_in_output=[True]), "text_output"
-    )
-    assert "I am going" + continuation == text
-    for extra in ({"parameters": {"stream": True}}, {"stream": [True]}):
-        assert joined(continued(serve, True, text_input=[b"I am going"], **extra), "text_output") == continuation
-    whole = continued(serve, True, text_input=[b"I am going"], stream=[True], exclude_input_in_output=[False])
-    assert joined(whole, "text_output") == text
-
-
-def test_streaming_model_answers_once_without_stream(serve):
-    (answer,) = continued(serve, True, {"stream": False}, text_input=[b"I am going", b"It"])
-    first, second = answer.outputs["text_output"]
-    assert first.startswith(b"I am going") and second.startswith(b"It")
-
-
-@pytest.mark.parametrize(
-    ("streams", "inputs", "reason"),
-    [
-        (False, {"text_input": [b"I am"], "stream": [True]}, "option 'stream' is true, but this model answers once"),
-        (True, {"text_input": [b"I am", b"It"]}, "input 'text_input' holds 2 prompts; streaming takes one per request"),
-        (False, {"text_input": [b"a 1 " * 300]}, r"input 'text_input' has \d+ tokens; in the model's context"),
-    ],
-)
-def test_wrong_request_gets_one_error(serve, streams, inputs, reason):
-    (answer,) = continued(serve, streams, **inputs)
-    code, message = answer.error
-    assert code == "INVALID_ARG"
-    assert message.startswith(reason.split(r"\d+")[0])
-
-
-# --- token ids --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_token_ids_are_continued_as_their_text(serve, weights, form):
-    ids = transformers.AutoTokenizer.from_pretrained(weights)("I am going").input_ids
-    row = Tensor.from_texts("prompt", [ids]).data[4:]
-    (of_text,) = serve(form, text_input=[b"I am going"], outputs=OUTPUTS[1:])
-    (of_ids,) = serve(form, text_input=np.array([row], np.object_), outputs=OUTPUTS[1:])
-    assert of_ids.outputs == of_text.outputs
-
-
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("form", FORMS)
-def test_tokenized_has_ids_of_texts_and_chats_and_the_text_of_ids(serve, weights, form, streams):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
-
-    def tokenized(**inputs) -> list[dict]:
-        (response,) = serve(form, streams, ["tokenized"], **inputs)
-        return [json.loads(row) for row in response.outputs["tokenized"]]
-
-    ids = tokenizer("I am going").input_ids
-    plain = tokenizer("I am going", add_special_tokens=False).input_ids
-    (row,) = tokenized(text_input=[b"I am going"])
-    before, after = row["special"]
-    assert (row["ids"], ids[before : len(ids) - after]) == (ids, plain)
-    chat = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
-    of_chat = tokenizer(chat, add_special_tokens=False).input_ids
-    assert tokenized(messages=message_input(QUESTION))[0]["ids"] == of_chat
-    sent = Tensor.from_texts("prompt", [ids]).data[4:]
-    expected = {"text": tokenizer.decode(ids), "plain_text": tokenizer.decode(ids, skip_special_tokens=True)}
-    assert tokenized(text_input=np.array([sent], np.object_)) == [expected]
-
-
-def test_unknown_token_id_is_refused(serve):
-    rows = [b"I am going", Tensor.from_texts("prompt", [[10**6]]).data[4:]]
-    for outputs in (OUTPUTS, ["tokenized"]):
-        (response,) = serve("python", outputs=outputs, text_input=np.array(rows, np.object_))
-        assert "row 1 has the token id 1000000; this model's ids are 0 to" in response.error[1]
