@@ -1,4 +1,4 @@
-"""Text generation on the real server: every answer equals transformers', alone and in batches."""
+"""Text generation on the real server: what Triton adds to the engines of tests/conformance/engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ from tests.support.generation import (
     send_concurrently,
     settled,
     text,
-    texts,
 )
 from tests.support.stacks import TestStack, bring_up
 from tests.support.triton_clients import connect
@@ -50,12 +49,8 @@ MODELS = {
     "falcon7b": language.save_falcon,
     "mistral7b": language.save_mistral,
     "persimmon8b": language.save_persimmon,
-    "mymodel": lambda folder: save_chat_model(folder),
+    "mymodel": lambda folder: language.save_gpt2(folder, context=LONG_CONTEXT),
 }
-CHAT_TEMPLATE = (
-    """{% for message in messages %}{{ message.role + ': ' + message.content + '\\n' }}{% endfor %}assistant:"""
-)
-CHAT = [{"role": "user", "content": "Which battery fits?"}, {"role": "assistant", "content": "The second one 🥖"}]
 # To fill it takes longer than any pause of a busy machine.
 LONG_CONTEXT = 32768
 SECRET_ID = "an-id-that-nobody-guesses"
@@ -75,48 +70,18 @@ PUBLISHED = {
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    return {system: save(folder / system) for system, save in MODELS.items()} | {"fussy": save_fussy(folder / "fussy")}
+    return {system: save(folder / system) for system, save in MODELS.items()}
 
 
 @pytest.fixture(scope="module")
 def served(stack, sources) -> TestStack:
-    # transformers serves a model that brings its own code.
-    own_code = {"fussy": {"FORMAT": "", "TRUST_REMOTE_CODE": 1}}
     stack.assemble(
         *(
             {"SYSTEMS": system, "SOURCE": source, "TASK": "text-generation", "FORMAT": "openvino-fp32"}
-            | own_code.get(system, {})
             for system, source in sources.items()
         )
     )
     return stack.serve(*sources, "falcon7b_stream", "mymodel_stream")
-
-
-def save_chat_model(folder: Path) -> Path:
-    language.save_gpt2(folder, context=LONG_CONTEXT)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def save_fussy(folder: Path) -> Path:
-    """Save a GPT-2 with code of its own that fails if a text has a question mark."""
-    language.save_gpt2(folder)
-    question = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("?")
-    config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForCausalLM": "fussy.FussyModel"}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "fussy.py").write_text(
-        "from transformers import GPT2LMHeadModel\n\n\n"
-        "class FussyModel(GPT2LMHeadModel):\n"
-        # Not in forward(): from its arguments, transformers detects whether the model takes an attention mask.
-        "    def prepare_inputs_for_generation(self, input_ids, **kwargs):\n"
-        f"        if (input_ids == {question}).any():\n"
-        '            raise RuntimeError("it takes no questions")\n'
-        "        return super().prepare_inputs_for_generation(input_ids, **kwargs)\n"
-    )
-    return folder
 
 
 @pytest.fixture
@@ -145,12 +110,6 @@ def checkpoint(folder: Path, device: str):
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_text_equals_transformers(served, plain, model):
-    for prompt in PROMPTS:
-        assert text(served, model, prompt, max_new_tokens=20) == plain(model, prompt, 20)
-
-
 @pytest.mark.parametrize(("name", "output"), [("prompt", "text"), ("text_input", "text_output")])
 def test_published_request_works_as_written(served, plain, name, output):
     command = PUBLISHED[name].replace("localhost:8000", served.http.removeprefix("http://"))
@@ -174,41 +133,6 @@ def test_generate_takes_vllms_request(served, plain, model):
     assert answer == {"model_name": model, "model_version": "1", "text_output": expected}
     answer = generate(served, model, prompt="I am going", max_tokens=12, stream=False, exclude_input_in_output=True)
     assert "I am going" + answer["text"] == expected
-
-
-@pytest.mark.parametrize("model", ["mymodel", "mymodel_stream"])
-def test_chat_is_answered_as_transformers_does(served, sources, plain, model):
-    _, tokenizer = checkpoint(sources["mymodel"], "cpu")
-    prompt = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
-    fields = {"messages": json.dumps(CHAT), "max_tokens": 12, "return_finish_reason": True}
-    fields |= {"return_num_input_tokens": True, "return_num_output_tokens": True}
-    answers = served.triton.stream(model, fields) if model.endswith("_stream") else [generate(served, model, **fields)]
-    assert prompt + "".join(answer["text"] for answer in answers) == plain("mymodel", prompt, 12)
-    assert {answer["num_input_tokens"] for answer in answers} == {len(tokenizer(prompt).input_ids)}
-    assert sum(answer["num_output_tokens"] for answer in answers) == 12
-    assert [answer["finish_reason"] for answer in answers] == [*[""] * (len(answers) - 1), "length"]
-
-
-@pytest.mark.parametrize(("model", "cached"), [("falcon7b", set()), ("falcon7b_stream", set()), ("fussy", {0})])
-def test_logprobs_and_counts_of_the_cache_are_answered(served, sources, plain, model, cached):
-    """OpenVINO GenAI does not count cached tokens, so its answers lack that output."""
-    source = model.removesuffix("_stream")
-    sampling = {"logprobs": 0, "max_tokens": 12, "ignore_eos": True, "top_k": -1}
-    fields = {"prompt": "I am going", "return_logprobs": True, "return_num_cached_tokens": True}
-    fields |= {"sampling_parameters": json.dumps(sampling)}
-    answers = served.triton.stream(model, fields) if model != source else [generate(served, model, **fields)]
-    assert "".join(answer["text"] for answer in answers) == plain(source, "I am going", 12)
-    logprobs = [own for answer in answers for own in json.loads(answer["logprobs"])]
-    _, tokenizer = checkpoint(sources[source], "cpu")
-    new = tokenizer.decode([own["id"] for own in logprobs], clean_up_tokenization_spaces=False)
-    assert f"I am going{new}" == plain(source, "I am going", 12)
-    assert all(-20 < own["logprob"] < 0 for own in logprobs)
-    assert {answer["num_cached_tokens"] for answer in answers if "num_cached_tokens" in answer} == cached
-
-
-def test_option_that_the_engine_lacks_is_refused(served):
-    with pytest.raises(TritonError, match=r"option 'logit_bias': OpenVINO GenAI does not have it; vLLM, transform"):
-        generate(served, "falcon7b", prompt="I am going", sampling_parameters=json.dumps({"logit_bias": {"5": 1}}))
 
 
 @pytest.mark.parametrize(
@@ -269,51 +193,27 @@ def test_batch_dimension_of_the_config_is_served(served, plain):
 
 
 def test_64_concurrent_requests_get_their_own_text(served, sources):
-    before = settled(served, "mistral7b_stream")
+    model = "mistral7b"
+    before = settled(served, f"{model}_stream")
     lengths = [3 + n * 7 % 30 for n in range(64)]
     prompts, expected = [], []
     candidates = (f"{PROMPTS[n % len(PROMPTS)]} {n}" for n in itertools.count())
     while len(prompts) < 64:
         prompt = next(candidates)
-        answer, margin = generated(sources["mistral7b"], prompt, lengths[len(prompts)])
+        answer, margin = generated(sources[model], prompt, lengths[len(prompts)])
         if margin > CLEAR:
             prompts.append(prompt)
             expected.append(answer)
-    assert (
-        all_at_once(served, 64, lambda n: text(served, "mistral7b", prompts[n], max_new_tokens=lengths[n])) == expected
-    )
+    assert all_at_once(served, 64, lambda n: text(served, model, prompts[n], max_new_tokens=lengths[n])) == expected
 
     def all_counted() -> dict[str, float] | None:
-        now = {name: value - before[name] for name, value in counted(served, "mistral7b_stream").items()}
+        now = {name: value - before[name] for name, value in counted(served, f"{model}_stream").items()}
         return now if now["first_tokens"] == 64 and now["later_tokens"] == now["generated_tokens"] - 64 else None
 
     now = served.wait(all_counted, "the tokens of 64 texts in the counters")
     assert now["texts"] == 64
     assert now["generated_tokens"] <= sum(lengths)
     assert now["generated_tokens"] > 1.5 * now["runs"]
-
-
-def test_request_may_hold_several_prompts(served, plain):
-    prompts = [f"{n} {PROMPTS[n % len(PROMPTS)]}" for n in range(40)]  # more than one batch holds
-    assert texts(served, "persimmon8b", prompts, max_new_tokens=6) == [plain("persimmon8b", p, 6) for p in prompts]
-
-
-@pytest.mark.parametrize("model", ["falcon7b", "mymodel"])
-def test_streamed_pieces_join_to_the_same_text(served, model):
-    streamed = send_concurrently(
-        len(PROMPTS), lambda n: pieces(served, f"{model}_stream", PROMPTS[n], max_new_tokens=30)
-    )
-    for prompt, parts in zip(PROMPTS, streamed, strict=True):
-        assert "".join(parts) == text(served, model, prompt, max_new_tokens=30)
-        assert parts[0].startswith(prompt)
-    assert max(map(len, streamed)) > 5
-
-
-def test_default_length_is_cut_to_the_context(served, sources, plain):
-    prompt = "a 1 " * 75
-    room = language.CONTEXT - len(checkpoint(sources["falcon7b"], "cpu")[1](prompt).input_ids)
-    assert 0 < room < 64
-    assert text(served, "falcon7b", prompt) == plain("falcon7b", prompt, room)
 
 
 # --- wrong requests ---------------------------------------------------------------------------------------------------
@@ -345,21 +245,6 @@ def test_error_is_typed_for_those_who_ask(served):
         typed = decode(json.loads(event)["error"] if event else str(error.value))
         assert typed
         assert (typed.status, typed.code, list(typed.fields)) == (400, CONTEXT_LENGTH, ["prompt", "max_new_tokens"])
-
-
-def test_failing_request_leaves_its_batch_unharmed(served, plain):
-    def ask(n: int) -> str:
-        try:
-            return text(served, "fussy", f"{n} is it{'?' if n == 5 else ''}", max_new_tokens=8)
-        except TritonError as error:
-            return f"{error.status}: {error}"
-
-    answers = send_concurrently(12, ask)
-    assert answers[5] == "500: RuntimeError: it takes no questions"
-    assert "a request failed: RuntimeError" in served.log
-    assert "it takes no questions" not in served.log
-    del answers[5]
-    assert answers == [plain("fussy", f"{n} is it", 8) for n in range(12) if n != 5]
 
 
 # --- loading, unloading, disconnects ----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from tests.support.checkpoints import language
 from tests.support.generation import send_concurrently
 from tests.support.schemas import schemas
 from tests.support.stacks import TestStack
-from triton_transformers.triton import TritonError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -45,9 +44,3 @@ def test_documents_of_random_weights_are_valid_with_many_clients(served):
     for schema, text in complete:
         jsonschema.Draft202012Validator(schema, format_checker=CHECKER).validate(json.loads(text))
     assert len(complete) > 0.9 * len(chosen)  # the others write a text without a limit until the context ends
-
-
-def test_schema_that_cannot_be_enforced_is_a_400_with_the_reason(served):
-    with pytest.raises(TritonError, match="keyword 'uniqueItems' cannot be enforced: remove it") as caught:
-        generate(served, {"json": {"type": "array", "uniqueItems": True}})
-    assert caught.value.status == 400

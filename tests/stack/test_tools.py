@@ -125,27 +125,6 @@ def test_named_tool_is_called_with_other_texts(served, model):
         assert [name for name, _ in content(choice["message"]["tool_calls"])] == ["weather"]
 
 
-@pytest.mark.parametrize("model", ["hermes", "mistral"])
-def test_model_reads_tools_calls_and_results(served, sources, model):
-    call = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
-    messages = [
-        QUESTION,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "abcdefgh1", "content": "sunny"},
-    ]
-    answer = chat(served, model, messages=messages, tools=TOOLS, max_tokens=5)
-    tokenizer = AutoTokenizer.from_pretrained(sources[model])
-    template_call = call | {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
-    messages[1] = {"role": "assistant", "content": None, "tool_calls": [template_call]}
-    options = {"tools": TOOLS, "add_generation_prompt": True, "enable_thinking": False, "return_dict": False}
-    assert answer["usage"]["prompt_tokens"] == len(tokenizer.apply_chat_template(messages, **options))
-
-
-def test_answer_without_a_call_is_content(served):
-    (choice,) = chat(served, "hermes", tools=TOOLS, max_tokens=5)["choices"]
-    assert choice["message"]["content"] and "tool_calls" not in choice["message"]
-
-
 def test_model_without_tools_in_its_template_refuses_to_choose(served):
     with pytest.raises(urllib.error.HTTPError) as refused:
         chat(served, "plain", tools=TOOLS)
