@@ -66,7 +66,7 @@ def batcher_of(stack: DrillStack, model: str = "encoder") -> str:
     return json.dumps(stack.triton.config(model).get("dynamic_batching"))
 
 
-@drill("`make up` although everything runs")
+@drill("`make up` although everything runs", says=("http://127.0.0.1:",))
 def up_again(stack: DrillStack) -> None:
     stack.make("up")
 
@@ -85,11 +85,13 @@ def gateway_setting_changed(stack: DrillStack) -> None:
     stack.make("up")
 
 
-@drill("`make up` with a port that another program holds: refused, and the stack goes on")
+@drill(
+    "`make up` with a port that another program holds: refused, and the stack goes on",
+    says=("cannot be opened on 127.0.0.1", "set another TRITON_GRPC_PORT in .env"),
+)
 def port_taken(stack: DrillStack) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = str(holder.getsockname()[1])
-        stack.refused("up", f"port {port} cannot be opened", TRITON_GRPC_PORT=port)
+        stack.refused("up", TRITON_GRPC_PORT=str(holder.getsockname()[1]))
 
 
 @drill("another queue delay in the encoder's config.pbtxt, `make up`, and back")
@@ -106,17 +108,23 @@ def config_edited(stack: DrillStack) -> None:
         raise BrokenError("the original delay is not in force again")
 
 
-@drill("a config.pbtxt that does not load, `make up`: refused, and the old model goes on")
+@drill(
+    "a config.pbtxt that does not load, `make up`: refused, and the old model goes on",
+    says=("parameter 'padding' must be one of none, bucket, max_length, longest, not 'wide'",),
+)
 def config_broken(stack: DrillStack) -> None:
     with edited(stack, "tokenizer", '"none"', '"wide"'):
-        stack.refused("up", "must be one of none, bucket, max_length, longest")
+        stack.refused("up")
     stack.make("up")
 
 
-@drill("a config.pbtxt that is no protobuf, `make up`: refused, and the old model goes on")
+@drill(
+    "a config.pbtxt that is no protobuf, `make up`: refused, and the old model goes on",
+    says=(f"models/encoder/config.pbtxt, line 1, {NO_CONFIGURATION}",),
+)
 def config_unreadable(stack: DrillStack) -> None:
     with edited(stack, "encoder", r"\A", "max_batch_size: { this is not protobuf\n"):
-        stack.refused("up", f"models/encoder/config.pbtxt, line 1, {NO_CONFIGURATION}")
+        stack.refused("up")
     stack.make("up")
 
 
@@ -171,12 +179,15 @@ def comparison(stack: DrillStack) -> None:
         compared(stack)
 
 
-@drill("kill -9 of a `make loadtest` while batching is off, then another one, which restores it")
+@drill(
+    "kill -9 of a `make loadtest` while batching is off, then another one, which restores it",
+    says=("an earlier comparison or search was killed: restored",),
+)
 def comparison_killed(stack: DrillStack) -> None:
     with restored(stack):
-        started_comparison(stack).end(signal.SIGKILL, COMMAND_S)
-        if "an earlier comparison or search was killed" not in (text := compared(stack)):
-            raise BrokenError(f"the next `make loadtest` did not notice the killed one: {text[-300:]}")
+        started_comparison(stack, WORKERS="2").end(signal.SIGKILL, COMMAND_S)
+        stack.until(lambda: not stack.processes("loadtest.load.worker"), "the end of the workers")
+        compared(stack)
 
 
 @drill("Ctrl-C in a `make loadtest` while batching is off: it is on again at the end of the command")
@@ -186,26 +197,23 @@ def comparison_interrupted(stack: DrillStack) -> None:
         check_failed("the interrupted `make loadtest`", command, command.end(signal.SIGINT, COMMAND_S))
 
 
-@drill("kill -9 of one of two Locust workers of a `make loadtest`, which ends with an error and restores batching")
+@drill(
+    "kill -9 of one of two Locust workers of a `make loadtest`, which ends with an error and restores batching",
+    says=("of 2 was killed by SIGKILL",),
+)
 def worker_killed(stack: DrillStack) -> None:
     with restored(stack):
         command = started_comparison(stack, WORKERS="2")
         stack.until(lambda: stack.processes("loadtest.load.worker"), "a worker")[0].kill()
-        check_failed("`make loadtest` without a worker", command, command.communicate()[0])
+        check_failed("`make loadtest` without a worker", command, stack.printed_by(command))
 
 
-def compared(stack: DrillStack) -> str:
-    """Compare to the end, and return what the command printed."""
-    code, text = stack.run("loadtest", **SHORT)
-    check_compared(text, code)
-    return text
-
-
-def check_compared(text: str, code: int) -> None:
-    """Raise unless a comparison wrote its report.
+def compared(stack: DrillStack) -> None:
+    """Compare to the end. Raise unless the comparison wrote its report.
 
     On a slow machine, it may report that something else used the server: the drills' own requests.
     """
+    code, text = stack.run("loadtest", **SHORT)
     if "report  " not in text or (code and "something else used the server" not in text):
         raise BrokenError(f"`make loadtest` ended with {code}: {text[-300:]}")
 

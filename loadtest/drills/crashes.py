@@ -50,6 +50,7 @@ add(
     "encoder-left-stopped",
     "the Python process of the encoder is stopped (SIGSTOP), and nobody continues it",
     partial(send, name="encoder", number=signal.SIGSTOP),
+    says=("was stopped; continuing it",),
 )
 
 
@@ -80,6 +81,6 @@ def server_and_gateway_killed(stack: DrillStack) -> None:
 )
 def supervisord_killed(stack: DrillStack) -> None:
     stack.program("supervisord").kill()
-    stack.until(lambda: not stack.processes("tritonserver"), "the end of tritonserver")
+    stack.until(lambda: not stack.processes(), "the end of all programs")
     stack.mark()
     stack.make("up")

@@ -97,12 +97,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Drill:
-    """One fault, and what it may cost."""
+    """One fault, what it may cost, and what its commands print or Triton logs."""
 
     name: str
     done: str
     bound: Bound
     run: Callable[[DrillStack], None]
+    says: tuple[str, ...] = ()
 
 
 DRILLS: dict[str, Drill] = {}
@@ -111,14 +112,18 @@ DRILLS: dict[str, Drill] = {}
 NOTHING_FAILS = Bound()
 
 
-def add(name: str, done: str, run: Callable[[DrillStack], None], bound: Bound = NOTHING_FAILS) -> None:
+def add(
+    name: str, done: str, run: Callable[[DrillStack], None], bound: Bound = NOTHING_FAILS, says: tuple[str, ...] = ()
+) -> None:
     """Add a drill. `done` is what it does to the stack."""
-    DRILLS[name] = Drill(name, done, bound, run)
+    DRILLS[name] = Drill(name, done, bound, run, says)
 
 
-def drill(done: str, bound: Bound = NOTHING_FAILS) -> Callable[[Callable[[DrillStack], None]], None]:
+def drill(
+    done: str, bound: Bound = NOTHING_FAILS, says: tuple[str, ...] = ()
+) -> Callable[[Callable[[DrillStack], None]], None]:
     """Add the decorated function to the drills."""
-    return lambda run: add(run.__name__.replace("_", "-"), done, run, bound)
+    return lambda run: add(run.__name__.replace("_", "-"), done, run, bound, says)
 
 
 def recovery_s(outcomes: Sequence[Outcome], fault_at: float, whole_at: float) -> float:
@@ -154,6 +159,7 @@ def result(chosen: Drill, stack: DrillStack) -> Result:
         time.sleep(BEFORE_S)
         figures = replace(figures, other_cores=others.cores())
         stack.fault_at = None
+        stack.listen()
         try:
             chosen.run(stack)
         except BrokenError as error:
@@ -168,8 +174,11 @@ def result(chosen: Drill, stack: DrillStack) -> Result:
             stack.until(stack.is_whole, "a whole stack", PATIENCE_S)
             whole_at = time.monotonic()
             time.sleep(AFTER_S)
+        said = stack.said()
     if not_run:
         return replace(figures, not_run=not_run)
+    if unsaid := [words for words in chosen.says if words not in said]:
+        problem = problem or f"no command or log said '{unsaid[0]}': {said[-300:]}"
     problem = problem or "; ".join(load.problems)
     recovery = recovery_s(load.outcomes, fault_at, whole_at)
     figures = replace(figures, **counted(load.outcomes), recovery_s=recovery, problem=problem)

@@ -31,7 +31,7 @@ LONG = (
 STACK_MODULES = (*SHARED, *LONG)
 STACK = pytest.StashKey[TestStack]()
 # Modules that take minutes start first, so that no worker is left with one of them at the end.
-ORDER = (*STACK_MODULES, "test_comparison", "test_lifecycle", "test_neuron_embedding", "test_tune")
+ORDER = (*STACK_MODULES, "test_comparison", "test_lifecycle", "test_drill", "test_neuron_embedding", "test_tune")
 # Ends only what hangs. A busy machine may need ten times as long as an idle one.
 HANGS = pytest.mark.timeout(1200)
 

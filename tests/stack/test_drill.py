@@ -1,24 +1,33 @@
-"""`make drill`: the list of the drills, a wrong name, the drills of commands, and a soak that is interrupted."""
+"""`make drill`: the list of the drills, drills that test commands and recoveries, and a soak that is interrupted."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
+from loadtest.drills.__main__ import DRILLS
 from loadtest.drills.clients import GATEWAY, GRPC, HTTP
+from loadtest.drills.drill_stack import DrillStack, repository_of
+from loadtest.drills.harness import result
 from loadtest.server.own_stack import Make
 from tests.support.stacks import COMMAND_S
-from triton_transformers.settings import ROOT
+from triton_transformers.settings import ROOT, Settings
 
 # They take half a minute each at most.
-MESSAGES = ("port-taken", "config-broken", "config-unreadable", "reports-full")
+TESTED = [
+    *("up-again", "port-taken", "config-edited", "config-broken", "config-unreadable", "gateway-killed"),
+    *("supervisord-killed", "models-full"),
+    pytest.param("reports-full", marks=pytest.mark.slow),
+]
 # Long enough for some samples, also on a machine that stands still for seconds.
 SOAK_S = 20
 
@@ -36,25 +45,8 @@ def make_drill(folder, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_drills_are_listed_without_starting_anything(tmp_path):
     done = make_drill(tmp_path, LIST="1")
     assert done.returncode == 0, done.stderr
-    assert all(f"{name} " in done.stdout for name in (*MESSAGES, "prometheus-killed", "wrong-requests-to-gateway"))
+    assert all(f"{name} " in done.stdout for name in ("port-taken", "prometheus-killed", "wrong-requests-to-gateway"))
     assert not (tmp_path / "reports").exists()
-
-
-@pytest.mark.slow
-def test_drills_that_expect_a_message_find_it(tmp_path):
-    """The drills of make's commands expect their messages, which change with the commands."""
-    done = make_drill(tmp_path, DRILL=" ".join(MESSAGES))
-    report = next((tmp_path / "reports").glob("*-drill/drill.json"), None)
-    assert report, done.stdout + done.stderr
-    drills = {drill["name"]: drill for drill in json.loads(report.read_text())["drills"]}
-    for name in MESSAGES:
-        drill = drills[name]
-        if drill["not_run"] == "only root may mount a small file system":
-            continue
-        assert not drill["not_run"] and not drill["problem"], done.stdout + done.stderr
-        # How long the recovery takes, which decides whether a drill is held, depends on what else runs here.
-        assert drill["requests"] and drill["recovery_s"] is not None, done.stdout
-        assert not drill["errors"], done.stdout
 
 
 def test_interrupted_soak_answers_everything_stops_everything_and_writes_its_report(tmp_path):
@@ -88,3 +80,21 @@ def started_by(process: psutil.Process, folder) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.environ().get("STARTED_BY") == str(folder)
     return False
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[DrillStack]:
+    settings = Settings.load()
+    with DrillStack(repository_of(settings), settings.local_state) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_drill_costs_no_more_than_its_bound_and_says_why(stack, name):
+    """How long a recovery takes depends on what else runs here, and so does whether a drill is held."""
+    one = result(DRILLS[name], stack)
+    if one.not_run == "only root may mount a small file system":
+        pytest.skip(one.not_run)
+    assert not (one.not_run or one.problem or one.wrong or one.lost), one
+    assert one.requests and math.isfinite(one.recovery_s), one
+    assert one.failed_gateway <= one.bound.gateway and one.failed_direct <= one.bound.direct, one

@@ -8,9 +8,7 @@ import os
 import re
 import shutil
 import signal
-import socket
 import ssl
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -38,7 +36,6 @@ from tests.support.stacks import ATTEMPTS, COMMAND_S, SYSTEM, bring_up, measure_
 from tests.support.triton_clients import IDS, connect, exchange_over_shared_memory
 from triton_transformers.corpus import MIXED
 from triton_transformers.files import comparison_lock, exclusive
-from triton_transformers.http import answers as is_up
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
 from triton_transformers.triton import TritonError, engines
 from triton_transformers.triton_messages import is_unreported
@@ -87,14 +84,6 @@ def answers(stack) -> bool:
         return False
 
 
-def test_second_up_starts_nothing(stack):
-    before = stack.server().pid, stack.stub("encoder").pid
-    done = stack.make("up")
-    assert done.returncode == 0
-    assert stack.http in done.stdout
-    assert (stack.server().pid, stack.stub("encoder").pid) == before
-
-
 def test_status_and_smoke_bypass_the_proxy(stack):
     """A company's proxy must not get the requests to servers on this machine."""
     status = stack.make("status", http_proxy="http://127.0.0.1:9")
@@ -127,21 +116,6 @@ def test_stack_whose_control_files_were_deleted_is_found(stack):
     assert ready_models(stack) == {*SYSTEM, "lookup"}
     shutil.rmtree(stack.folder / "state/run")
     assert stack.make("down").stdout == "stopped\n"
-    assert stack.processes("tritonserver") == []
-
-
-@pytest.mark.usefixtures("stopped")
-def test_taken_port_is_one_sentence(stack):
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        done = stack.make("up", TRITON_GRPC_PORT=port)
-    assert done.returncode != 0
-    assert f"port {port} cannot be opened on 127.0.0.1" in done.stderr
-    assert f"pid {os.getpid()}" in done.stderr
-    assert "set another TRITON_GRPC_PORT in .env" in done.stderr
-    assert "Traceback" not in done.stderr
     assert stack.processes("tritonserver") == []
 
 
@@ -254,15 +228,6 @@ def test_overload_is_refused_and_the_server_recovers(stack):
     np.testing.assert_allclose(embed(stack, "a text"), before, atol=1e-5)
 
 
-def test_killed_gateway_is_restarted(stack):
-    before = gateway_pid(stack)
-    os.kill(before, signal.SIGKILL)
-    url = f"http://127.0.0.1:{stack.environment['GATEWAY_PORT']}/health"
-    stack.wait(lambda: gateway_pid(stack) != before and is_up(url), "another gateway")
-    (line,) = [line for line in stack.make("status").stdout.splitlines() if line.startswith("gateway ")]
-    assert int(line.split()[-1]) > 0
-
-
 def gateway_pid(stack) -> int:
     return Supervisor(stack.folder / "state").program("gateway")["pid"]
 
@@ -300,22 +265,6 @@ def test_measured_engine_answers_like_onnxruntime_and_outlives_switches_and_the_
     stack.make("down")
     assert stack.make("up", TRITON_ENGINE="auto").returncode == 0
     assert set(loads()) == {"measured before"}
-
-
-def test_up_loads_edited_config_and_refuses_broken_one(stack):
-    config = stack.folder / "models/tokenizer/config.pbtxt"
-    good = config.read_text()
-    try:
-        config.write_text(good.replace("max_batch_size: 64", "max_batch_size: 128"))
-        assert stack.make("up").returncode == 0
-        assert stack.triton.config("tokenizer")["max_batch_size"] == 128
-        config.write_text(good.replace('"none"', '"wide"'))
-        broken = stack.make("up")
-        assert broken.returncode != 0
-        assert "parameter 'padding' must be one of none, bucket, max_length, longest, not 'wide'" in broken.stderr
-        assert answers(stack)
-    finally:
-        config.write_text(good)
 
 
 def test_result_of_a_search_is_applied_while_clients_get_answers(stack, monkeypatch, tmp_path):
@@ -520,16 +469,6 @@ def test_server_killed_during_a_load_releases_the_caller(stack):
     stack.wait(lambda: answers(stack), "an answer of the restarted server")
 
 
-def test_killed_supervisor_leaves_no_orphans(stack):
-    pid = int((stack.folder / "state/run/supervisord.pid").read_text())
-    group = psutil.Process(pid).children(recursive=True)
-    os.kill(pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(group, timeout=120)
-    assert alive == []
-    assert stack.make("up").returncode == 0
-    assert answers(stack)
-
-
 def test_killed_and_concurrent_make_models_leave_a_whole_repository(new_stack, tmp_path):
     """A killed run leaves nothing; of two runs at once, the second waits and assembles nothing."""
     stack = new_stack()
@@ -555,22 +494,6 @@ def test_killed_and_concurrent_make_models_leave_a_whole_repository(new_stack, t
     assert (tmp_path / "elsewhere/encoder/config.pbtxt").read_text() == (
         ROOT / "model_repository/encoder/config.pbtxt"
     ).read_text()
-
-
-def test_full_disk_leaves_the_repository_as_it_was(stack, tmp_path):
-    """Use a file system of 40 MB, which is too small for the weights."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", mount], capture_output=True).returncode:
-        pytest.skip("only root may mount a file system")
-    try:
-        done = stack.make("models", MODEL_REPOSITORY=mount / "models")
-        assert done.returncode != 0
-        assert "could not be written" in done.stderr
-        assert "Traceback" not in done.stderr
-        assert list((mount / "models").rglob("*.onnx")) == []
-    finally:
-        subprocess.run(["umount", mount], check=True)
 
 
 MODEL = """

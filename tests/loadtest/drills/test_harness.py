@@ -116,6 +116,12 @@ class FakeStack:
         self.reloads += 1
         return self.seconds_per_reload
 
+    def listen(self) -> None:
+        pass
+
+    def said(self) -> str:
+        return "port 1 cannot be opened"
+
     def settle(self) -> None:
         if not self.settled:
             raise BrokenError("`make up` failed")
@@ -221,6 +227,12 @@ def test_error_of_a_drill_is_in_its_result(stack: FakeStack, error: Exception, f
     result = run(stack, fail)
     assert str(error) in getattr(result, field)
     assert not result.held
+
+
+@pytest.mark.parametrize(("says", "held"), [((), True), (("cannot be",), True), (("cannot be", "in .env"), False)])
+def test_drill_holds_only_if_its_message_was_printed(stack: FakeStack, says: tuple[str, ...], held: bool) -> None:
+    one = harness.result(Drill("a", "a fault", BOUND, lambda stack: None, says), stack)
+    assert (one.held, "in .env" in one.problem) == (held, not held)
 
 
 def test_broken_bound_on_a_busy_machine_says_so(capsys):
