@@ -16,7 +16,6 @@ import pytest
 from tests.docker.conftest import docker
 from tests.support.embedding import embed
 from tests.support.stacks import SHORT, bring_up
-from triton_transformers.http import answers
 from triton_transformers.settings import ROOT
 
 pytestmark = pytest.mark.timeout(1800)
@@ -255,16 +254,6 @@ def test_running_comparison_refuses_another_and_an_interrupt_restores_the_server
     assert stack.triton.config("encoder") == before
 
 
-def test_locust_page_answers(stack):
-    process = stack.start_make("locust", USERS=4)
-    try:
-        url = f"http://127.0.0.1:{stack.environment['LOCUST_PORT']}"
-        stack.wait(lambda: answers(url) and "Locust" in get(url), "Locust's page")
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=600)
-
-
 def test_crashed_servers_are_restarted(stack):
     programs = {"triton-cpu": "bin/[t]ritonserver", "gateway": "[g]ateway"}
     restarts = {service: stack.inspect(service)["RestartCount"] for service in programs}
@@ -302,14 +291,6 @@ def test_missing_requirement_is_one_sentence(stack, settings, message):
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_taken_port_is_one_sentence(new_stack, stack):
-    other = new_stack()
-    other.environment |= {"MODEL_REPOSITORY": stack.environment["MODEL_REPOSITORY"]}
-    done = other.make("up", TRITON_GRPC_PORT=stack.environment["TRITON_GRPC_PORT"])
-    assert done.returncode != 0
-    assert f"port {stack.environment['TRITON_GRPC_PORT']} cannot be opened on 127.0.0.1" in done.stderr
 
 
 def test_down_keeps_the_volumes(stack):

@@ -40,20 +40,6 @@ def test_verdict_has_ratio_and_student_interval():
     assert not verdict["client_bound"]
 
 
-@pytest.mark.parametrize(
-    ("interval", "outcome"),
-    [
-        ([1.2, 1.8], "faster"),
-        ([0.6, 0.9], "slower"),
-        ([0.73, 5.48], "not proven"),
-        ([1.0, 1.4], "not proven"),
-        (None, "not proven"),
-    ],
-)
-def test_outcome_is_proven_only_by_an_interval_without_1(interval, outcome):
-    assert statistics.outcome(interval) == outcome
-
-
 def test_failed_requests_do_not_count_as_throughput():
     summary = statistics.summary(rounds([(100, 150)], errors=7)[:1], "encoder")
     assert (summary["failures"], summary["throughput_rps"]) == (7, pytest.approx(100))
