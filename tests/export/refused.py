@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import encoders, language, vision
+from tests.support.checkpoints.pickled import pickle_weights
 
 Save = Callable[[Path], object]
 
@@ -51,6 +52,16 @@ def take_weight(folder: Path, name: str) -> None:
     save_file(kept, folder / WEIGHTS, {"format": "pt"})
 
 
+def empty_index(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / f"{WEIGHTS}.index.json").write_text('{"weight_map": {}}')
+
+
+def save_without_shard(folder: Path) -> None:
+    pickle_weights(language.save_llama(folder), shards=3)
+    (folder / f"pytorch_{SHARD}.bin").unlink()
+
+
 def take_chats(folder: Path) -> None:
     """Let the model take messages as it takes texts."""
     modalities = json.loads((folder / "sentence_bert_config.json").read_text())["modality_config"]
@@ -61,7 +72,7 @@ def write_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
 
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, SHARD = "model.safetensors", "model-00002-of-00003"
 BERT_MODEL = partial(encoders.save_bert, head="Model")
 CLASSIFIER = partial(encoders.save_bert, head="ForSequenceClassification")
 NO_HEAD = partial(encoders.save_distilbert, head="Model")
@@ -188,6 +199,14 @@ REFUSED: dict[str, tuple[dict | Save, dict[str, str], str]] = {
         "is of the type nonsense, which transf"),
     "weights of TensorFlow": (Spoiled(BERT_MODEL, lambda folder: (folder / WEIGHTS).rename(folder / "tf_model.h5")), {},
         "has no model.safetensors, and its tf_model.h5 is not read, because other formats can run code"),
+    "no weights": (Spoiled(BERT_MODEL, lambda folder: (folder / WEIGHTS).unlink()), {},
+        "has no model.safetensors, and no weights in another format: save_pretrained writes it beside config.json"),
+    "index of nothing": (Spoiled(BERT_MODEL, empty_index), {}, "has no model.safetensors, and no weights in another"),
+    "missing shard": (save_without_shard, {},
+        f"has no {SHARD}.safetensors, which model.safetensors.index.json names: download the missing files"),
+    "config of an image model": (
+        Spoiled(language.save_mistral, lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}')),
+        {"TASK": "text-generation"}, "does not generate text"),
     "left over layer": (Spoiled(CLASSIFIER, lambda folder: add_weight(folder, f"{LAYERS}.2.output.dense.weight")), {},
         f"'{LAYERS}.2.output.dense.weight' is left over from the weights of the BertForSequenceClassification"),
     "left over attention": (Spoiled(CLASSIFIER, lambda folder: add_weight(folder, CROSS)), {},

@@ -112,26 +112,6 @@ def test_names_of_old_releases_are_those_that_the_library_reads(tmp_path):
     assert_equal({key: own[key] for key in tensors}, tensors)
 
 
-def test_shards_are_converted_with_their_index(tmp_path):
-    weights = language.save_llama(tmp_path / "weights")
-    expected = transformers.AutoModelForCausalLM.from_pretrained(weights).state_dict()
-    copy = converted(pickle_weights(weights, shards=3), tmp_path / "models")
-    assert_equal(transformers.AutoModelForCausalLM.from_pretrained(copy).state_dict(), expected)
-    assert len(list(copy.glob("model-*.safetensors"))) == 3
-    (weights / "pytorch_model-00002-of-00003.bin").unlink()
-    settings = Settings.load().replace(MODEL_REPOSITORY=str(tmp_path / "models"), SYSTEMS="x", SOURCE=str(weights))
-    with pytest.raises(UserError, match=r"has no model-00002-of-00003\.safetensors, which .*: download the missing"):
-        assemble_all(settings)
-
-
-def test_adapter_is_converted(tmp_path):
-    base = language.save_llama(tmp_path / "base")
-    adapter = save_adapter(tmp_path / "adapter", base)
-    expected = load_file(adapter / "adapter_model.safetensors")
-    copy = converted(pickle_weights(adapter), tmp_path / "models", is_adapter=True)
-    assert_equal(load_file(copy / "adapter_model.safetensors"), expected)
-
-
 @pytest.mark.parametrize(
     "save",
     [partial(encoders.save_sentence_transformer, layers=["Dense"]), pytest.param(encoders.save_router, marks=slow)],
@@ -174,23 +154,6 @@ def test_language_model_and_its_adapter_are_assembled_from_pickles(tmp_path):
         own = merged(repository / "x/1", stored)(rows).logits
     torch.testing.assert_close(own, expected)
     assert not list(repository.rglob("*.bin"))
-
-
-@slow
-def test_marian_translates_as_in_the_library(tmp_path):
-    weights = pickle_weights(save_marian(tmp_path / "weights"))
-    expected = translated(weights)
-    repository = tmp_path / "models"
-    settings = Settings.load().replace(MODEL_REPOSITORY=str(repository), SYSTEMS="x", SOURCE=str(weights))
-    assemble_all(settings)
-    assert translated(repository / "x/1") == expected
-
-
-def translated(folder: Path) -> list[str]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    inputs = tokenizer(["Rain in the valley.", "a"], padding=True, return_tensors="pt")
-    return tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=12))
 
 
 def test_tensors_of_one_memory_and_of_any_order_are_written(tmp_path):

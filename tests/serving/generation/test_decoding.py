@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -292,29 +291,6 @@ def test_sharded_weights_are_copied(tmp_path):
     assert sum(stored_weights(folder).values()) == sum(
         w.numel() for w in AutoModelForCausalLM.from_pretrained(folder).parameters()
     )
-
-
-def empty_index(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "save_pretrained"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
-        (empty_index, "no model.safetensors"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "does not load in transformers"),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}'), "does not generate text"),
-    ],
-)
-def test_unusable_checkpoint_is_refused(tmp_path, spoil, reason):
-    weights = language.save_mistral(tmp_path / "weights")
-    spoil(weights)
-    with pytest.raises(UserError, match=reason):
-        assemble(job(weights, tmp_path / "assembled"))
-    assert not (tmp_path / "assembled").exists()
 
 
 def test_sentencepiece_tokenizer_is_converted(tmp_path):
