@@ -50,6 +50,7 @@ def missing_systems(settings: Settings, names: list[str]) -> tuple[list[System],
         own = settings if name in settings.variants() else plain
         system = requested_system(name, own, repository)
         if system and not is_in_place(system, own, repository):
+            check_recorded_source(system, repository)
             missing[system.name] = system
         else:
             others.append(f"{name}: in place" if system else f"{name}: your own, left as it is")
@@ -176,6 +177,17 @@ def is_in_place(system: System, settings: Settings, repository: Path) -> bool:
         and system.min_quality == record.facts.get(MIN_QUALITY)
         and is_recorded(system.draft, record)
     )
+
+
+def check_recorded_source(system: System, repository: Path) -> None:
+    """Raise UserError if a system must be assembled again, and the folder that it was made from is gone."""
+    record, source = read_record(system.name, repository), system.source
+    if record and isinstance(source, Folder) and source_of(record.identity) == source and not source.path.is_dir():
+        raise UserError(
+            f"{system.name} is incomplete, or of another release, and must be assembled again, but its weights are no "
+            f"longer in {source}: put them back, name their new place (make add SYSTEM={system.name} SOURCE=folder), "
+            f"or delete the system (make remove SYSTEM={system.name})"
+        )
 
 
 # --- the formats of one system, which `make loadtest FORMATS` compares -----------------------------------------------

@@ -188,14 +188,17 @@ def test_format_that_the_task_lacks_is_refused_before_weights_are_read(settings)
     assert requested(settings, "mine", **chosen | {"FORMAT": "python"}).format == "python"
 
 
-def test_system_that_is_interrupted_incomplete_or_of_an_older_recipe_is_assembled_again(settings):
+def test_system_that_is_interrupted_incomplete_or_of_an_older_recipe_is_assembled_again(settings, tmp_path):
     put(settings, "pets", "a/b@123")
-    put(settings, "toys", "/a/folder 0123456789abcdef", recipe="0")
+    put(settings, "toys", f"{tmp_path}/a folder 0123456789abcdef", recipe="0")
     put(settings, "half", "a/b@123", recipe=UNFINISHED)
     (settings.model_repository / "pets/1/model.onnx").unlink()
+    with pytest.raises(UserError, match=r"toys is incomplete, or of another release.* longer in .*/a folder: put them"):
+        missing(settings, "toys")
+    (tmp_path / "a folder").mkdir()
     assert missing(settings, "pets toys half") == ["pets", "toys", "half"]
     assert requested(settings, "pets").source == Hub("a/b", "123")
-    assert requested(settings, "toys").source.path.as_posix() == "/a/folder"
+    assert requested(settings, "toys").source == Folder(tmp_path / "a folder")
 
 
 def test_record_survives_writing_and_reading(tmp_path):
