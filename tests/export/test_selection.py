@@ -11,7 +11,7 @@ from export.assemble import check_free
 from export.catalogue import RECIPES, SYSTEMS, System, find_system
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.tasks import task_of
-from export.record import UNFINISHED, Record, read_record, read_records
+from export.record import UNFINISHED, read_record
 from export.selection import check_formats, missing_systems, requested_system
 from export.sources.source import Folder, Hub
 from scripts.stack.docker.compose import Compose
@@ -199,13 +199,6 @@ def test_system_that_is_interrupted_incomplete_or_of_an_older_recipe_is_assemble
     assert missing(settings, "pets toys half") == ["pets", "toys", "half"]
     assert requested(settings, "pets").source == Hub("a/b", "123")
     assert requested(settings, "toys").source == Folder(tmp_path / "a folder")
-
-
-def test_record_survives_writing_and_reading(tmp_path):
-    files, neuron = ("pets/1/a",), {"lengths": [32]}
-    record = Record("pets", ("p",), "fill-mask", "onnx", "1", files, "a/b@1", "a/b@123", neuron, facts={"x": 0.5})
-    record.write(tmp_path)
-    assert read_records(tmp_path) == [record]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"system": "pets", "files": []}'])
