@@ -102,52 +102,45 @@ def test_dry_run_needs_no_credentials_and_no_models(machine):
     assert "not assembled yet: gpt2_ensemble embedding (make models); the zip is not checked" in err
 
 
-def test_changes_are_sent_one_after_the_other_and_once(machine, capsys):
+# What changes after the first deployment: the state, the zip, settings -> the requests that change something, a notice.
+COUNT, BANDWIDTH = {"instances__count": 3}, {"instances__bandwidth_mbps": 40}
+FLOWS = {
+    "nothing": ("ACTIVE", False, {}, [], "deployment  {live}, unchanged"),
+    "settings": ("ACTIVE", False, COUNT | BANDWIDTH | {"tags__team": "search"}, ["PUT"] * 3, "{model}, unchanged"),
+    "zip": ("ACTIVE", True, {}, ["POST models", "POST artifact", "PUT"], "changes: model"),
+    "zip and container": ("ACTIVE", True, VERBOSE | COUNT, ["POST models", "POST artifact", "POST deactivate", "PUT",
+                          "POST activate"], "the deployment does not serve meanwhile"),
+    "stopped": ("INACTIVE", False, {}, ["POST activate"], ""),
+    "stopped, and settings": ("INACTIVE", False, COUNT | BANDWIDTH, ["PUT", "POST activate"], ""),
+}  # fmt: skip
+
+
+def changing(machine, since: int) -> list[str]:
+    """Return the requests that change something, with the last part of the path unless it is a name."""
+    requests = [(method, path.rpartition("/")[2]) for method, path, _ in machine.cloud.received[since:]]
+    return [
+        method if "ocid1" in last else f"{method} {last}" for method, last in requests if method in "POST PUT DELETE"
+    ]
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_change_takes_few_requests_and_is_made_once(machine, capsys, name):
+    state, new_zip, settings, requests, notice = FLOWS[name]
     machine.cloud.fault(".*/workRequests/.*/logs", 404)  # an unreadable log does not end the wait
     first = machine.deploy()
-    changed = {"instances__count": 3, "instances__bandwidth_mbps": 40, "tags__team": "search"}
-    assert machine.deploy(**changed).id == first.id
-    assert len(machine.cloud.bodies("PUT .*modelDeployments")) == 3
-    assert machine.cloud.bodies("deactivate") == []
-    assert len(machine.cloud.models) == 1
+    machine.cloud.deployments[first.id]["lifecycleState"] = state
+    if new_zip:
+        machine.change_model()
     before = len(machine.cloud.received)
-    machine.deploy(**changed)
-    assert {method for method, _, _ in machine.cloud.received[before:]} == {"GET", "HEAD"}
-    out = capsys.readouterr().out
-    assert f"model       {next(iter(machine.cloud.models))}, unchanged" in out
-    assert f"deployment  {first.id}, unchanged" in out
-
-
-def test_new_zip_is_a_new_model(machine):
-    first = machine.deploy()
-    machine.change_model()
-    assert machine.deploy().id == first.id
-    assert len(machine.cloud.models) == 2
-    newest = list(machine.cloud.models)[-1]
-    assert model_in(machine.cloud.deployments[first.id]) == newest
+    live = machine.deploy(**settings)
+    assert (live.id, live.lifecycle_state, changing(machine, before)) == (first.id, "ACTIVE", requests)
+    newest = [*machine.cloud.models][-1]
+    assert (model_in(machine.cloud.deployments[first.id]), len(machine.cloud.models)) == (newest, 1 + new_zip)
     assert machine.cloud.models[newest]["artifact"] == (machine.folder / "own.zip").read_bytes()
-    assert machine.cloud.bodies("deactivate") == []
-
-
-def test_model_and_container_change_while_stopped(machine, capsys):
-    first = machine.deploy()
-    machine.change_model()
-    assert machine.deploy(**VERBOSE, instances__count=2).id == first.id
-    actions = [f"{method} {path.rpartition('/')[2]}" for method, path, _ in machine.cloud.received if "actions" in path]
-    assert actions == ["POST deactivate", "POST activate"]
-    assert len(machine.cloud.bodies("PUT .*modelDeployments")) == 1
-    assert "the deployment does not serve meanwhile" in capsys.readouterr().out
-    assert states(machine.cloud.deployments) == ["ACTIVE"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "updates"), [({}, 0), ({"instances__count": 2, "instances__bandwidth_mbps": 50}, 1)]
-)
-def test_stopped_deployment_is_started_with_all_changes_at_once(machine, changes, updates):
-    first = machine.deploy()
-    machine.cloud.deployments[first.id]["lifecycleState"] = "INACTIVE"
-    assert machine.deploy(**changes).lifecycle_state == "ACTIVE"
-    assert len(machine.cloud.bodies("PUT .*modelDeployments")) == updates
+    assert notice.format(live=first.id, model=newest) in capsys.readouterr().out
+    before = len(machine.cloud.received)
+    machine.deploy(**settings)
+    assert changing(machine, before) == []
 
 
 def test_failed_deployment_is_reported_and_replaced(machine, capsys):
