@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 from tests.support.http_servers import script
 from tests.support.triton_stand_in import Failure, TritonStandIn
 from triton_transformers.ports import free_ports
-from triton_transformers.triton import Triton, TritonError
+from triton_transformers.triton import TimedOutError, Triton, TritonError
 
 CONFIG = {"max_batch_size": 8, "parameters": {"text": {"string_value": "한" * 100}}}
 
@@ -44,7 +45,6 @@ def test_load_is_sent_over_grpc(server: TritonStandIn, config: dict | None) -> N
         (grpc.StatusCode.INTERNAL, "failed to load 'encoder'", 500),
         (grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'x'", 403),
         (grpc.StatusCode.UNAVAILABLE, "Socket closed", None),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "does not answer: timed out", None),  # it reads as over HTTP
     ],
 )
 def test_refused_load_has_the_status_of_http(
@@ -54,6 +54,15 @@ def test_refused_load_has_the_status_of_http(
     with pytest.raises(TritonError, match=message) as raised:
         client(server).load("encoder")
     assert raised.value.status == status
+
+
+def test_load_that_takes_too_long_is_told_from_other_errors(server: TritonStandIn) -> None:
+    server.load_failure = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for triton in (client(server), Triton(address)):  # over gRPC, and over HTTP
+            with pytest.raises(TimedOutError, match="does not answer: timed out"):
+                triton.load("encoder", timeout=0.2 if triton.url == address else 60)
 
 
 def test_error_within_a_stream_is_raised() -> None:
