@@ -25,7 +25,7 @@ KNOWN = KnownVectors(np.array([[0.6, 0.8], [0.8, -0.6]]))
         (answered(None), RIGHT),
         (answered(WrongError("another vector")), WRONG),
         (answered(KeyError("data")), WRONG),
-        (answered(load.RefusedError("503 restarting")), FAILED),
+        (answered(load.RefusedError("503 restarting", 503)), FAILED),
         (answered(ConnectionResetError("reset")), FAILED),
         (answered(rpc_error(grpc.StatusCode.UNAVAILABLE, "gone")), FAILED),
         (never(), LOST),
@@ -34,6 +34,7 @@ KNOWN = KnownVectors(np.array([[0.6, 0.8], [0.8, -0.6]]))
 def test_kind_of_an_answer(answer: Awaitable, kind: str) -> None:
     end = asyncio.run(outcome("a route", answer, timeout=0.05 if kind == LOST else 60))
     assert (end.route, end.kind, bool(end.error)) == ("a route", kind, kind != RIGHT)
+    assert end.status == (503 if end.error.startswith("503") else None)
 
 
 def test_vector_of_another_text_is_wrong() -> None:
