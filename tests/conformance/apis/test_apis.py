@@ -212,9 +212,10 @@ def test_silence_ends_a_stream_with_an_error(world: World, case: Case, monkeypat
         await send_events(self, send)
 
     monkeypatch.setattr(EventStream, "send_events", send_hastily)
-    with world.holds(piece=1), opened(world.gateway, case) as response:
-        assert "sent nothing for 0.2 seconds" in read_last(case.stream, 504, response.read())
-        world.gateway.wait_until(world.is_idle)
+    for piece in (1, 2):
+        with world.holds(piece), opened(world.gateway, case) as response:
+            assert "sent nothing for 0.2 seconds" in read_last(case.stream, 504, response.read())
+            world.gateway.wait_until(world.is_idle)
 
 
 @each([case for case in CASES if case.prompt])
