@@ -156,8 +156,11 @@ def reason(error: Exception) -> str:
 
 
 def put_in_place(job: Job, weights: Weights, outcome: Outcome, repository: Path) -> None:
+    from export.check.examples import keep_requests  # needs the packages of an assembly
+
     models = sorted(path for path in job.folder.iterdir() if path.is_dir())
     check_free(job.system, [model.name for model in models], repository)
+    keep_requests(job.system, models)
     facts = dict(outcome.facts)
     record = Record(
         system=job.system,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from export.catalogue import RECIPES
+from triton_transformers.answers import LIMITS
 from triton_transformers.files import write_atomically
 from triton_transformers.model_config import with_steps
 
@@ -42,6 +43,18 @@ class Record:
     @property
     def models(self) -> tuple[str, ...]:
         return self.system, *self.also
+
+    @property
+    def precision(self) -> str:
+        """Return the row of LIMITS for its answers."""
+        if self.neuron or self.format in ("onnx-int8", "int8"):
+            return "neuron" if self.neuron else self.format
+        tolerances = {own.difference: name for (use, name), own in LIMITS.items() if use == "original"}
+        if "tolerance" in self.facts:
+            return tolerances.get(self.facts["tolerance"], "inexact")
+        # Beside weights in few bits OpenVINO rounds activations too, and in a batch in another order.
+        is_exact = self.facts.get("dtype", "float32") == "float32"
+        return "exact" if is_exact and not self.facts.get("weights", "").startswith("int") else "inexact"
 
     def is_complete(self, repository: Path) -> bool:
         return all((repository / file).exists() for file in self.files)

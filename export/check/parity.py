@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from export.catalogue import FormatUnavailable, Job, Outcome
+from export.check.examples import keep_examples
 from export.check.served import Tensors, served_system
-from triton_transformers.answers import difference, largest
+from triton_transformers.answers import LIMITS, difference, largest
 from triton_transformers.protocol import TOKEN_COUNT
 from triton_transformers.settings import UserError
 
-# The largest difference from the reference in fp32, relative to the largest value of the tensor, by the type that the
-# served model computes in.
-TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 # The tokens, padding included, of a run of examples that are padded together. Longer examples run only alone.
 TOGETHER_TOKENS = 2048
 
@@ -91,7 +89,7 @@ def measure_parity(
         len(requests),
         largest_difference(reference, [comparable(tensors) for tensors in alone]),
         replace(together, example=numbers[together.example]),
-        TOLERANCES[dtype],
+        LIMITS["original", dtype].difference,
         "its fp32 graph" if job.format.endswith("int8") else "",
     )
 
@@ -99,6 +97,7 @@ def measure_parity(
 def serve(job: Job, requests: list[Tensors]) -> tuple[list[Tensors], list[tuple[int, Tensors]], str]:
     """Return the assembled system's tensors for each request, those in padded batches by number, and its dtype."""
     with served_system(job.system, job.folder) as served:
+        keep_examples(job, served)
         alone = served.alone(requests)
         in_batch: list[tuple[int, Tensors]] = []
         for batch in padded_batches([row_length(tensors) for tensors in alone]):

@@ -24,13 +24,11 @@ from export.check.served import Tensors
 from export.checkpoint.silence import quiet
 from export.recipes.language.recipe import load_tokenizer, write_model
 from export.recipes.onnx_export import export
+from triton_transformers.answers import LIMITS
 from triton_transformers.settings import UserError
 
 MODELS = ("gpt2_ensemble", "gpt2_encoder", "gpt2", "gpt2_decoder", "gpt2_generate")
 INPUTS = ("input_ids", "attention_mask")
-# The accepted difference between the exported logits and the original's, relative to the largest: sums in fp32 depend
-# on their order.
-TOLERANCE = 1e-4
 
 
 class Graph(torch.nn.Module):
@@ -129,5 +127,5 @@ def check_parity(model: transformers.GPT2LMHeadModel, path: Path) -> float:
         texts = [torch.from_numpy(row[start:])[None] for row, start in zip(ids, starts, strict=True)]
         original = np.stack([model(text).logits[0, -1].numpy() for text in texts])
     worst = largest_difference([{"logits": original}], [{"logits": logits}])
-    worst.check(TOLERANCE, "alone")
+    worst.check(LIMITS["original", "gpt2"].difference, "alone")
     return worst.size

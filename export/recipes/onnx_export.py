@@ -17,17 +17,15 @@ import torch
 import transformers
 
 from export.catalogue import FormatUnavailable, Job, Outcome
-from export.check.parity import TOLERANCES, largest_difference, serve
+from export.check.parity import largest_difference, serve
 from export.check.served import Tensors
 from export.checkpoint.silence import quiet, silent
-from triton_transformers.answers import smallest_cosine
+from triton_transformers.answers import LIMITS, smallest_cosine
 from triton_transformers.settings import UserError
 
 # The attention of transformers to export and compile: plain matrix products. torch.onnx writes the default one, "sdpa",
 # with more operations, which take OpenVINO a seventh of its time for short texts, and ONNX Runtime up to a tenth.
 PLAIN_ATTENTION = "eager"
-# A model whose int8 answers agree less with its fp32 answers is refused.
-MIN_INT8_COSINE = 0.9
 # The maximum size of the weights in one file: protobuf refuses messages of 2 GiB, and the graph itself takes some.
 ONE_FILE = 2**31 - 2**26
 OPSET = 18
@@ -134,7 +132,7 @@ def check_graph(path: Path, examples: list[Tensors], expected: list[Tensors]) ->
     outputs = [node.name for node in session.get_outputs()]
     answers = [session.run(None, {name: example[name] for name in names}) for example in examples]
     actual = [dict(zip(outputs, arrays, strict=True)) for arrays in answers]
-    largest_difference(expected, actual).check(TOLERANCES["float32"], "in ONNX Runtime")
+    largest_difference(expected, actual).check(LIMITS["original", "float32"].difference, "in ONNX Runtime")
 
 
 def move(exported: Path, target: Path) -> None:
@@ -203,10 +201,11 @@ def accepted_cosine(original: list[np.ndarray], int8: list[np.ndarray], others: 
         original, int8 = [np.concatenate(original)], [np.concatenate(int8)]
     cosines = [smallest_cosine(a.ravel(), b.ravel()) for a, b in zip(original, int8, strict=True)]
     example = int(np.argmin(cosines))
-    if cosines[example] < MIN_INT8_COSINE:
+    least = LIMITS["original", "onnx-int8"].cosine
+    if cosines[example] < least:
         raise UserError(
             f"int8 costs this model too much accuracy: the cosine of its answers {others} is {cosines[example]:.3f} on "
-            f"example {numbers[example]}, at least {MIN_INT8_COSINE} is required. Set FORMAT=onnx instead"
+            f"example {numbers[example]}, at least {least} is required. Set FORMAT=onnx instead"
         )
     return cosines[example]
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from export.check.parity import TOLERANCES, largest_difference
+from export.check.parity import largest_difference
 from export.recipes.language.graph import filled_cache, trace
 from export.recipes.onnx_export import Network, broadcast_masks
+from triton_transformers.answers import LIMITS
 
 if TYPE_CHECKING:
     import openvino
@@ -79,7 +80,7 @@ class Recorder:
         with torch.inference_mode():
             now = [self.answer({**kept.call.tensors}, kept.call.settings) for kept in self.kept]
         before = [kept.tensors for kept in self.kept]
-        return largest_difference(arrays(before), arrays(now)).size <= TOLERANCES["float32"]
+        return largest_difference(arrays(before), arrays(now)).size <= LIMITS["original", "float32"].difference
 
     def shape(self, name: str) -> list[int]:
         """Return the shape of a tensor in all calls, with -1 for rows, lengths of texts, and sizes that differ."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,6 +40,7 @@ from export.recipes.onnx_export import (
 )
 from triton_transformers.model_config import CONFIGS, find_config
 from triton_transformers.settings import UserError
+from triton_transformers.tasks.requests import path_of
 
 MAX_BATCH = 32
 HALVES = ("text", "image")
@@ -347,6 +349,7 @@ def assemble_halves(job: Job) -> Outcome:
     texts = recipe.assemble(replace(job, system=names["text"], task="sentence-similarity", movable=False))
     images = assemble_model(kind(replace(job, system=names["image"], task="image-feature-extraction")))
     write_front(job, names)
+    shutil.copy(path_of(job.folder / names["text"]), path_of(job.folder / job.system))
     return Outcome(f"texts: {texts.summary}; images: {images.summary}", texts.facts | images.facts)
 
 

@@ -18,9 +18,10 @@ from tritonclient.http import InferResult
 from loadtest.server.switching import composing
 from triton_transformers.http import opener
 from triton_transformers.settings import Settings, UserError
-from triton_transformers.tasks.examples import Sizes, Traits, questions
+from triton_transformers.tasks.examples import Sizes, Traits
 from triton_transformers.tasks.kinds import embedding, kind
 from triton_transformers.tasks.media import jpeg, photograph
+from triton_transformers.tasks.requests import masked, required_inputs, text_columns
 from triton_transformers.tasks.task import PIPELINE
 from triton_transformers.tensors import Tensor
 from triton_transformers.triton import Config, Triton, generates, is_front
@@ -71,11 +72,7 @@ class Examples:
     @classmethod
     def from_configs(cls, configs: dict[str, Config], settings: Settings, texts: list[str]) -> Examples:
         """Build the examples that a system of these models takes."""
-        # A fill-mask model takes exactly one mask token per text.
-        masks = (config.get("parameters", {}).get("exactly_one") for config in configs.values())
-        if mask := next(filter(None, masks), None):
-            texts = [f"{mask['string_value']} {text}" for text in texts]
-        return cls.from_config(configs[settings.system], texts, settings.tokens)
+        return cls.from_config(configs[settings.system], masked(texts, configs), settings.tokens)
 
     @classmethod
     def from_config(cls, config: Config, texts: list[str], new_tokens: int = 1) -> Examples:
@@ -99,23 +96,16 @@ class Examples:
             pixels = ((image.shape, image.astype(np.float32).tobytes()) for image in images(SMALL))
             files = [[Tensor("image", "FP32", [*batch, *shape], data)] for shape, data in pixels]
             return cls("images", files, unit="images")
-        # A model that accepts `prompt` or `text_input` requires neither: send the first one.
-        required = [tensor for tensor in inputs.values() if not tensor.get("optional")] or config["input"][:1]
+        required = required_inputs(config)
         unsupported = [tensor["name"] for tensor in required if tensor["data_type"] != "TYPE_STRING"]
         if unsupported or not required:
             names = ", ".join(unsupported or inputs)
             raise UserError(
                 f"SYSTEM={config['name']} takes {names}: load tests send texts and files only. Set another SYSTEM"
             )
-        # Several inputs, such as question and context, get different texts.
-        columns = [[*texts[n:], *texts[:n]] for n in range(len(required))]
-        if len(columns) > 1:
-            columns[0] = questions(texts)
+        columns = text_columns([tensor["name"] for tensor in required], texts)
         requests = [
-            [
-                Tensor.from_texts(tensor["name"], [column[row % len(column)]], [*batch, 1])
-                for tensor, column in zip(required, columns, strict=True)
-            ]
+            [Tensor.from_texts(name, [column[row % len(column)]], [*batch, 1]) for name, column in columns.items()]
             for row in range(len(texts))
         ]
         continues = generates(config) or is_front(config)

@@ -22,7 +22,7 @@ from loadtest.server.switching import HEADROOM, RESTART_S, Capacity, LoadRefused
 from loadtest.tune.goal import MAXIMUM_TRY_S, MINIMUM_TRY_S, Goal, try_s
 from loadtest.tune.knobs import Candidate, Knob
 from loadtest.tune.search import Budget, CandidateFailed, Measured
-from triton_transformers.answers import difference, smallest_cosine
+from triton_transformers.answers import LIMITS, difference, smallest_cosine
 from triton_transformers.settings import UserError
 from triton_transformers.tensors import Tensor
 from triton_transformers.triton import Config, Triton, TritonError
@@ -260,8 +260,6 @@ def highest_rate(
 # --- whether a candidate answers as the original configuration does ---------------------------------------------------
 
 REQUESTS = 12
-# The limits with which the server compares its engines (docs/backends.md).
-MINIMUM_COSINE, MAXIMUM_DIFFERENCE = 0.9999, 0.03
 
 
 @dataclass
@@ -304,6 +302,6 @@ def differs(actual: Any, expected: Any) -> str:
     if expected.dtype.kind != "f":
         return "" if (actual == expected).all() else "has another value"
     cosine, distance = smallest_cosine(expected, actual), difference(expected, actual)
-    if cosine >= MINIMUM_COSINE and distance <= MAXIMUM_DIFFERENCE:
+    if LIMITS["tune", ""].allow(cosine, distance):
         return ""
     return f"has a cosine of {cosine:.5f}, and differs by {distance:.1%} of its largest number"

@@ -19,12 +19,11 @@ from serving.engines.graphs import Engine, EngineError, OnnxRuntimeEngine, OpenV
 from serving.triton import parameters
 from serving.triton.parameters import choice_parameter
 from serving.triton.types import Array, ConfigError, ModelConfig, Tensors
+from triton_transformers.answers import LIMITS, Limits, difference, smallest_cosine
 from triton_transformers.engines import BF16, ENCODER_CHOICES, F32, GRAPH_CHOICES, ONNX_RUNTIME, TORCH_CHOICES
 
 # Another engine replaces ONNX Runtime if its answers agree and it takes at most this share of the time.
 WORTHWHILE = 0.9
-MINIMUM_COSINE = 0.9999
-MAXIMUM_DIFFERENCE = 0.03  # of the largest value of a tensor
 ROUNDS = 5
 MEASURING_S = 2.0
 # Increase it when a new version of this project may decide otherwise.
@@ -39,24 +38,22 @@ class Candidate:
     cosine: float = 1.0  # the smallest with ONNX Runtime's answer to the same row
     difference: float = 0.0  # the largest from ONNX Runtime's answer, as a share of the tensor's largest value
     error: str = ""
-    minimum_cosine: float = MINIMUM_COSINE
+    limits: Limits = LIMITS["engine", "graph"]
 
     @classmethod
-    def compared(
-        cls, expected: list[list[Array]], actual: list[list[Array]], minimum_cosine: float = MINIMUM_COSINE
-    ) -> Candidate:
+    def compared(cls, expected: list[list[Array]], actual: list[list[Array]], form: str = "graph") -> Candidate:
         pairs = [pair for answers in zip(expected, actual, strict=True) for pair in zip(*answers, strict=True)]
         if any(a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()) for a, b in pairs):
             return cls(error="answers with numbers that are not finite, or in another shape")
         return cls(
             cosine=min(smallest_cosine(a, b) for a, b in pairs),
             difference=max(difference(a, b) for a, b in pairs),
-            minimum_cosine=minimum_cosine,
+            limits=LIMITS["engine", form],
         )
 
     @property
     def agrees(self) -> bool:
-        return not self.error and self.cosine >= self.minimum_cosine and self.difference <= MAXIMUM_DIFFERENCE
+        return not self.error and self.limits.allow(self.cosine, self.difference)
 
     @property
     def likeness(self) -> str:
@@ -125,24 +122,6 @@ def _accelerator(config: ModelConfig) -> str:
             raise ConfigError(f"parameter 'precision' of openvino must be f32 or bf16, not '{precision}'")
         return f"openvino-{precision}" if precision else "openvino"
     return ""
-
-
-def smallest_cosine(expected: Array, actual: Array) -> float:
-    """Return the smallest cosine between two answers to the same row; of single numbers, that of all rows together."""
-    if not expected.size:
-        return 1.0
-    count = len(expected) if expected.ndim > 1 and expected[0].size > 1 else 1
-    a, b = (array.astype(float).reshape(count, -1) for array in (expected, actual))
-    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    cosines = np.divide((a * b).sum(axis=1), norms, out=(a == b).all(axis=1).astype(float), where=norms > 0)
-    return float(cosines.min())
-
-
-def difference(expected: Array, actual: Array) -> float:
-    """Return the largest difference as a share of the largest value."""
-    largest = float(np.abs(expected).max(initial=0.0))
-    distance = float(np.abs(expected.astype(float) - actual).max(initial=0.0))
-    return distance / (largest or 1.0)
 
 
 def choose_engine(subject: Subject, choices: tuple[str, ...]) -> tuple[Engine, str]:

@@ -104,8 +104,7 @@ def text_to_text() -> Any:
             return generated_rows(self, inputs, len(inputs["input_ids"]), generate)
 
         def postprocess(self, outputs: Any, **decode: Any) -> Any:
-            (form,) = TEXT_TO_TEXT[self.task].answer
-            return decoded_texts(self, outputs, *form, **decode)
+            return decoded_texts(self, outputs, TEXT_TO_TEXT[self.task].text_key, **decode)
 
     return TextToText
 

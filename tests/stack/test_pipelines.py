@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import transformers
 
 from export.recipes.pipeline import is_same
-from scripts.stack.smoke import Limits, attempt
+from scripts.stack.smoke import attempt
 from tests.serving.pipelines.test_backend import examples_of, natural
 from tests.serving.pipelines.test_media import PLAYLIST, bomb
 from tests.support.generation import send_concurrently
@@ -21,6 +22,7 @@ from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
 from triton_transformers.tasks.command import example_command
 from triton_transformers.tasks.media import png, wav
+from triton_transformers.tasks.requests import Examples
 from triton_transformers.tasks.table import PIPELINE_TASKS
 from triton_transformers.triton import Triton, TritonError
 
@@ -79,7 +81,10 @@ def as_json(value: Any) -> Any:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_smoke_accepts_the_answers(served, system):
-    assert attempt(Triton(served.http), system, Limits()) == ""
+    examples = Examples.read(served.folder / "models" / system)
+    assert attempt(Triton(served.http), system, "exact", examples) == ""
+    spoiled = replace(examples, outputs=examples.outputs[::-1])
+    assert "than its assembly saw it" in attempt(Triton(served.http), system, "exact", spoiled)
 
 
 BAD = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from triton_transformers.engines import TEXT_FORMATS
-from triton_transformers.tasks.answer_forms import CONTINUED
 from triton_transformers.tasks.task import CHATS, FEW_TOKENS, OPTIONS, PIPELINE, SAMPLING, Hub, Task
 
 CHAT = {"text": "chat", "images": "images"}
@@ -17,7 +16,6 @@ TASKS = {
     "text-generation": Task(
         "continues a text",
         {"text": "chat"},
-        CONTINUED,
         f"{CHATS} {SAMPLING} prefix",
         kind="generation",
         example="The three laws of robotics are",
@@ -33,7 +31,6 @@ TASKS = {
     "image-text-to-text": Task(
         "continues a text about images",
         CHAT,
-        CONTINUED,
         f"{CHATS} {OPTIONS}",
         hub=Hub(options=OPTIONS),
         example="What is in the image?",
@@ -48,7 +45,6 @@ TASKS = {
     "any-to-any": Task(
         "continues texts, images and sound",
         {**CHAT, "audio": "audio"},
-        CONTINUED,
         f"{CHATS} {OPTIONS} generation_mode",
         hub=Hub(options=OPTIONS),
         example=QUESTION,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from triton_transformers.tasks.answer_forms import ANY, LABEL_SCORES, NUMBER, PNG, TEXT, Numbers, Some
 from triton_transformers.tasks.task import CANDIDATES, FEW_TOKENS, LABELS, ONNX, OPTIONS, PIPELINE, SAMPLING, Hub, Task
 from triton_transformers.tasks.texts import SORTS
 
 FIELDS = {"image": "image"}
 # The inputs of systems that another recipe serves. Their input `image` has pixels.
 INPUTS = {"image_bytes": ""}
-BOXES = Some({"score": NUMBER, "label": TEXT, "box": dict.fromkeys(("xmin", "ymin", "xmax", "ymax"), NUMBER)})
-POINT = {"x": NUMBER, "y": NUMBER}
 
 
 def scored(answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -24,7 +21,6 @@ TASKS = {
     "image-classification": Task(
         "classifies images",
         FIELDS,
-        LABEL_SCORES,
         LABELS,
         drawing="labels",
         recipe="vision",
@@ -36,43 +32,37 @@ TASKS = {
     "image-feature-extraction": Task(
         "turns an image into vectors",
         FIELDS,
-        Numbers(),
         "pool",
         recipe="vision",
         formats=(*ONNX, PIPELINE),
         inputs=INPUTS,
     ),
     "zero-shot-image-classification": Task(
-        "sorts an image into labels of your own", FIELDS, LABEL_SCORES, CANDIDATES, SORTS, drawing="labels", rank=2
+        "sorts an image into labels of your own", FIELDS, CANDIDATES, SORTS, drawing="labels", rank=2
     ),
     "image-segmentation": Task(
         "finds the areas of an image",
         FIELDS,
-        Some({"label": TEXT, "mask": PNG}),
         "mask_threshold overlap_mask_area_threshold subtask threshold",
         hub=Hub(shape=scored),
         drawing="masks",
         lists=("INSTANCE_SEGMENTATION", "UNIVERSAL_SEGMENTATION"),
     ),
     "object-detection": Task(
-        "finds objects in an image", FIELDS, BOXES, "threshold", quick={"threshold": 0.05}, drawing="boxes"
+        "finds objects in an image", FIELDS, "threshold", quick={"threshold": 0.05}, drawing="boxes"
     ),
     "zero-shot-object-detection": Task(
         "finds objects of your own labels in an image",
         FIELDS,
-        BOXES,
         "candidate_labels threshold top_k",
         SORTS,
         ("candidate_labels",),
         drawing="boxes",
     ),
-    "depth-estimation": Task(
-        "estimates the depth of an image", FIELDS, {"predicted_depth": Numbers(), "depth": PNG}, drawing="depth"
-    ),
+    "depth-estimation": Task("estimates the depth of an image", FIELDS, drawing="depth"),
     "mask-generation": Task(
         "cuts an image into objects",
         FIELDS,
-        {"masks": Some(PNG), "scores": Some(NUMBER)},
         "crop_n_points_downscale_factor crop_overlap_ratio crops_n_layers crops_nms_thresh mask_threshold "
         "max_hole_area max_sprinkle_area output_bboxes_mask output_rle_mask points_per_batch points_per_crop "
         "pred_iou_thresh stability_score_offset stability_score_thresh",
@@ -82,14 +72,12 @@ TASKS = {
     "keypoint-matching": Task(
         "finds the points that two images share",
         {"images": "images"},
-        Some({"keypoint_image_0": POINT, "keypoint_image_1": POINT, "score": NUMBER}),
         "threshold",
         files=2,
     ),
     "document-question-answering": Task(
         "finds the answer to a question in an image of a document",
         {"image": "image", "question": "text", "word_boxes": "json"},
-        [{"answer": ANY}],
         "doc_stride handle_impossible_answer max_answer_len max_question_len max_seq_len padding top_k",
         noun="pages",
         drawing="labels",
@@ -97,7 +85,6 @@ TASKS = {
     "image-to-text": Task(
         "describes images, or reads the text in them",
         FIELDS,
-        [{"generated_text": TEXT}],
         f"{SAMPLING} {OPTIONS}",
         hub=Hub(describes=True),
         quick={OPTIONS: FEW_TOKENS},
@@ -107,7 +94,6 @@ TASKS = {
     "video-classification": Task(
         "classifies videos",
         {"video": "video"},
-        LABEL_SCORES,
         f"{LABELS} frame_sampling_rate num_frames",
         drawing="labels",
     ),

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from triton_transformers.tasks.answer_forms import LABEL_SCORES, NUMBER, TEXT, WAV
 from triton_transformers.tasks.task import CANDIDATES, FEW_TOKENS, LABELS, OPTIONS, Hub, Task
 from triton_transformers.tasks.texts import SORTS
 
 FIELDS = {"audio": "audio"}
 
 TASKS = {
-    "audio-classification": Task("classifies sound", FIELDS, LABEL_SCORES, LABELS, drawing="labels"),
+    "audio-classification": Task("classifies sound", FIELDS, LABELS, drawing="labels"),
     "zero-shot-audio-classification": Task(
-        "sorts sound into labels of your own", FIELDS, LABEL_SCORES, CANDIDATES, SORTS, drawing="labels"
+        "sorts sound into labels of your own", FIELDS, CANDIDATES, SORTS, drawing="labels"
     ),
     "automatic-speech-recognition": Task(
         "writes speech down",
         FIELDS,
-        {"text": TEXT},
         f"chunk_length_s {OPTIONS} prompt return_duration return_language return_timestamps stride_length_s",
         hub=Hub(options=OPTIONS),
         ability="transcription",
@@ -26,7 +24,6 @@ TASKS = {
     "text-to-audio": Task(
         "speaks a text",
         {"text": "text"},
-        {"audio": WAV, "sampling_rate": NUMBER},
         f"forward_params {OPTIONS}",
         hub=Hub(options=OPTIONS, own=frozenset(("forward_params", "seed")), file="audio"),
         ability="speech",

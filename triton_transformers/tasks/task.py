@@ -106,12 +106,12 @@ class Task:
     purpose: str  # as the end of a sentence about a system
     # Each field of a pipeline's row with its kind: text, json, chat, image, images, audio or video.
     fields: Mapping[str, str] = field(default_factory=dict)
-    answer: Any = object  # the form of the pipeline's answer (answer_forms.py)
     parameters: str = ""  # of a call. Transformers ignores some of those of another task
     # The parameters without which the pipeline cannot answer, with values for examples.
     required: Mapping[str, Any] = field(default_factory=dict)
     field_parameters: tuple[str, ...] = ()  # those that the pipeline takes beside its fields
     hub: Hub = field(default_factory=Hub)
+    text_key: str = ""  # of the text that our own pipeline answers
     ability: str = ""  # of the pipeline: routes of the gateway are for it
     kind: str = ""  # of the faster recipe's systems, by their tensors (kinds.py)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from triton_transformers.tasks.answer_forms import ANY, LABEL_SCORES, NUMBER, TEXT, Some
 from triton_transformers.tasks.task import (
     CANDIDATES,
     FEW_TOKENS,
@@ -36,9 +35,9 @@ def text_to_text(purpose: str, key: str, *types: str, more: str = "") -> Task:
     return Task(
         purpose,
         {"text": "text"},
-        [{key: TEXT}],
         f"{WRITES} {more}",
         hub=Hub(is_flat=True),
+        text_key=key,
         quick={OPTIONS: FEW_TOKENS},
         drawing="text",
         types=types,
@@ -65,7 +64,6 @@ TASKS = {
     "text-classification": Task(
         "classifies texts",
         {"text": "text"},
-        LABEL_SCORES,
         f"{LABELS} {TOKENS}",
         hub=Hub({"top_k": None}, is_nested=True),
         kind="classify",
@@ -95,7 +93,6 @@ TASKS = {
     "token-classification": Task(
         "recognizes names and other entities",
         {"text": "text"},
-        Some({"score": NUMBER, "word": TEXT}),
         "aggregation_strategy ignore_labels stride",
         hub=Hub({"aggregation_strategy": "simple"}),
         example=ENTITIES,
@@ -145,7 +142,6 @@ TASKS = {
     "fill-mask": Task(
         "fills in a masked word",
         {"text": "text"},
-        [{"score": NUMBER, "token_str": TEXT, "sequence": TEXT}],
         "targets top_k",
         example="Paris is the [MASK] of France.",
         drawing="labels",
@@ -165,7 +161,6 @@ TASKS = {
     "zero-shot-classification": Task(
         "sorts a text into labels of your own",
         {"text": "text"},
-        {"sequence": TEXT, "labels": [TEXT], "scores": [NUMBER]},
         f"{CANDIDATES} multi_label",
         SORTS,
         hub=Hub(shape=labelled),
@@ -175,7 +170,6 @@ TASKS = {
     "table-question-answering": Task(
         "finds the answer to a question in a table",
         {"table": "json", "query": "text"},
-        {"answer": TEXT},
         "padding sequential truncation",
         # Clients require the name, which models without aggregation lack.
         hub=Hub(shape=lambda answer: {"aggregator": "NONE"} | answer),
@@ -185,7 +179,6 @@ TASKS = {
     "decision": Task(
         "decides by questions about a state",
         {"state": "json", "questions": "json", "assets": "images"},
-        {"refund": ANY},
         files=0,
         rank=2,
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from triton_transformers.protocol import SPAN_VECTORS, VECTOR_COUNT
-from triton_transformers.tasks.answer_forms import Numbers
 from triton_transformers.tasks.task import INT8, ONNX, PIPELINE, Axes, Encoder, Task
 
 QUERY = "How do I reset my password?"
@@ -72,7 +71,6 @@ TASKS = {
     "feature-extraction": Task(
         "turns a text into a vector for each token",
         {"text": "text"},
-        Numbers(),
         "truncation",
         recipe="text.recipe",
         formats=(*INT8, PIPELINE),

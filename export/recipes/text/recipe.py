@@ -15,9 +15,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from export.catalogue import Job, Outcome
-from export.check.parity import TOLERANCES, largest_difference, measure_parity, of_format
+from export.check.examples import keep_examples
+from export.check.parity import largest_difference, measure_parity, of_format
 from export.check.quality import DOCUMENTS
-from export.check.served import Tensors, served_tokens
+from export.check.served import Tensors, served_system, served_tokens
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.silence import quiet, without_scikit_learn
 from export.checkpoint.tasks import save_labels
@@ -27,6 +28,7 @@ from export.recipes.onnx_export import compare_int8_batches, quantize_and_compar
 from export.recipes.text.int8 import Conversion
 from export.recipes.text.network import TextModel
 from export.recipes.text.references import WINDOW_STRIDE
+from triton_transformers.answers import LIMITS
 from triton_transformers.corpus import MIXED, QUALITY
 from triton_transformers.protocol import FIRST_CORE, LAST_CORE, TOKEN_COUNT, TOKENIZED
 from triton_transformers.settings import UserError
@@ -220,6 +222,8 @@ def convert_for_openvino(model: TextModel) -> Outcome:
             for corpus in (QUALITY, MIXED)
         )
         outcome = outcome.join(Conversion(encoder, feeds, examples, partial(padded, encoder)).outcome().of(route))
+    with served_system(model.job.system, model.job.folder) as served:
+        keep_examples(model.job, served)
     return outcome
 
 
@@ -247,7 +251,7 @@ def compile_and_compare(model: TextModel, requests: list[Tensors], expected: lis
     feeds = encoded(model, requests)
     with core_errors():
         answers = list(cut(model, feeds, compiled.run(feeds)))
-    difference, tolerance = largest_difference(expected, answers), TOLERANCES["bfloat16"]
+    difference, tolerance = largest_difference(expected, answers), LIMITS["original", "bfloat16"].difference
     difference.check(tolerance, "in a batch")
     return Outcome(
         f"differs from the original by at most {difference.size:.0e} on {len(feeds)} texts ({tolerance} is allowed)",

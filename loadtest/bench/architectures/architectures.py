@@ -23,16 +23,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from export.assemble import assemble_all
 from export.record import models_of
 from loadtest.bench.architectures.recorded_models import recorded_models
-from loadtest.bench.architectures.reference_answers import (
-    Outputs,
-    largest_difference,
-    reference,
-    requests,
-    served_outputs,
-)
+from loadtest.bench.architectures.reference_answers import reference, requests, served_outputs
 from loadtest.bench.architectures.small_models import SMALL_MODELS, SmallModel
 from loadtest.server.machine import host
 from loadtest.server.own_stack import OwnStack, folder
+from triton_transformers.answers import LIMITS, Limits, Outputs, largest_difference
 from triton_transformers.cli import err, out
 from triton_transformers.settings import ROOT, Settings, UserError
 from triton_transformers.triton import Triton, TritonError
@@ -40,9 +35,6 @@ from triton_transformers.triton import Triton, TritonError
 PAGE = ROOT / "docs/architectures.md"
 MARKER = "<!-- The rest of this page is written by `make bench BENCH=architectures`. -->"
 CLIENTS, REPEATS = 16, 4
-# The largest difference from the reference library in float32, relative to the largest value of an output.
-TOLERANCE, INT8_TOLERANCE = 1e-3, 0.5
-HALF_TOLERANCES = {"float16": 0.03, "bfloat16": 0.1}
 WAYS = ("alone", "one request", f"{CLIENTS} clients")
 Row = tuple[SmallModel, str]  # a model and the format in which it is served
 
@@ -60,8 +52,8 @@ class Result:
     @property
     def is_right(self) -> bool:
         """Return whether the answers are equal, or the model is refused."""
-        tolerance = INT8_TOLERANCE if self.format == "onnx-int8" else HALF_TOLERANCES.get(self.dtype, TOLERANCE)
-        return all(difference <= tolerance for difference in self.differences)
+        allowed = limits_of(self.format, self.dtype).difference
+        return all(difference <= allowed for difference in self.differences)
 
     @property
     def cells(self) -> list[str]:
@@ -223,15 +215,16 @@ def compare(model: SmallModel, format: str, expected: list[Outputs], work: Path,
         for part in reversed(models):
             with contextlib.suppress(TritonError):  # it may have crashed
                 triton.unload(part)
-    exact = format != "onnx-int8" and not dtype
-    differences = tuple(largest(expected, answers, exact) for answers in (alone, together, at_once))
+    limits = limits_of(format, dtype)
+    differences = tuple(
+        largest_difference(expected * (len(answers) // len(expected)), answers, limits).size
+        for answers in (alone, together, at_once)
+    )
     return Result(model, format, differences, dtype=dtype)
 
 
-def largest(expected: list[Outputs], answers: list[Outputs], exact: bool) -> float:
-    """Return the largest difference. Unless exact, compare numbers only: texts jump where numbers differ a little."""
-    repeats = len(answers) // len(expected)
-    return largest_difference(expected * repeats, answers, compares_texts=exact)
+def limits_of(format: str, dtype: str) -> Limits:
+    return LIMITS["architectures", format if format == "onnx-int8" else dtype or "float32"]
 
 
 def write(summary: str, results: list[Result]) -> None:

@@ -1,4 +1,4 @@
-"""The requests of docs/architectures.md, the answers of the reference libraries, and how far a served answer is off."""
+"""The requests of docs/architectures.md, and the answers of the reference libraries."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy as np
 
 from loadtest.bench.architectures.small_models import POSITIONS, SmallModel
 from scripts.stack.smoke import send_rows
-from triton_transformers.answers import difference, largest
+from serving.pipelines.outputs import plain
+from triton_transformers.answers import Outputs
 from triton_transformers.corpus import MIXED
 from triton_transformers.triton import Triton
 
 Row = list[dict[str, Any]]  # the inputs of one example, as in Triton's JSON
-Outputs = dict[str, list[Any]]  # by the names that the system gives them
 NEW_TOKENS = 8
-PADDING = {"", -1, 0}  # of the outputs whose rows have different lengths
 
 # From one token to more than the models take.
 TEXTS = ["a", *MIXED.texts[:80:8], "It rains, " * POSITIONS]
@@ -74,14 +73,7 @@ def served_outputs(
         inputs = [rows[0][0] | {"shape": [len(rows)], "data": prompts}, rows[0][1]]
         (text,) = triton.infer(name, {"inputs": inputs}, 60)["outputs"]
         return [{"text": [generated]} for generated in text["data"]]
-    outputs = send_rows(triton, name, config, rows)
-    return [dense(answer) for answer in outputs] if model.task == "sparse-embedding" else outputs
-
-
-def dense(answer: Outputs) -> Outputs:
-    """Return a sparse vector's weights by token, whatever their order."""
-    weights = dict(zip(answer["token_id"], answer["weight"], strict=True))
-    return {"weight": [weights.get(token, 0.0) for token in range(max([*weights, 0]) + 1)]}
+    return send_rows(triton, name, config, rows)
 
 
 # --- the reference libraries ------------------------------------------------------------------------------------------
@@ -94,7 +86,8 @@ Answer = Callable[[Any], Outputs]
 def reference(model: SmallModel, weights: Path) -> list[Outputs]:
     """Return the library's answer to each of the model's requests."""
     examples = images() if model.task.startswith("image-") else texts_of(model)
-    return list(map(REFERENCES[model.task](model, str(weights)), examples))
+    answer = REFERENCES[model.task](model, str(weights))
+    return [{name: plain(values) for name, values in answer(example).items()} for example in examples]
 
 
 def pipeline(model: SmallModel, weights: str, **options: Any) -> Any:
@@ -195,9 +188,9 @@ def sparse_vectors(model: SmallModel, weights: str) -> Answer:
     library = SparseEncoder(weights, device="cpu")
 
     def answer(texts: Texts) -> Outputs:
-        vector = library.encode(texts["input_text"], convert_to_sparse_tensor=False)
-        # dense() ends at the last weight of a served answer, so cut the zeros at the end.
-        return {"weight": np.trim_zeros(vector.cpu().numpy(), "b").tolist()}
+        vector = library.encode(texts["input_text"], convert_to_sparse_tensor=False).cpu().numpy()
+        (ids,) = np.nonzero(vector)
+        return {"token": [""] * len(ids), "token_id": ids.tolist(), "weight": vector[ids].tolist()}
 
     return answer
 
@@ -237,25 +230,3 @@ REFERENCES: dict[str, Callable[[SmallModel, str], Answer]] = {
     "image-feature-extraction": image_features,
     "text-generation": generated,
 }
-
-
-# --- the comparison ---------------------------------------------------------------------------------------------------
-
-
-def largest_difference(expected: list[Outputs], actual: list[Outputs], compares_texts: bool = True) -> float:
-    """Return the largest difference between numbers, relative to the output's largest; infinite if texts differ.
-
-    An answer may end in padding, because another row of its request is longer.
-    """
-    worst = 0.0
-    for name in expected[0]:
-        scale = largest([np.array([x for outputs in expected for x in outputs[name] if not isinstance(x, str)])])
-        for left, right in zip(expected, actual, strict=True):
-            a, b, rest = left[name], right[name][: len(left[name])], right[name][len(left[name]) :]
-            if len(a) != len(b) or not PADDING.issuperset(rest):
-                return float("inf")
-            if any(isinstance(x, str) for x in a):
-                worst = float("inf") if compares_texts and a != b else worst
-            else:
-                worst = max(worst, difference(a, b, scale))
-    return worst

@@ -18,9 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.bench.architectures.architectures import HALF_TOLERANCES, WAYS, all_models, measure
+from loadtest.bench.architectures.architectures import WAYS, all_models, measure
 from loadtest.bench.architectures.small_models import SmallModel
 from loadtest.bench.gpu.ways import this_device
+from triton_transformers.answers import LIMITS
 from triton_transformers.cli import err, out, print_table, run
 from triton_transformers.settings import ROOT, UserError
 
@@ -31,7 +32,7 @@ ROWS, CHUNK_S, CORES = 6, 150.0, 3
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu.half_precision", description=__doc__)
     parser.add_argument("folder", type=Path, help="the results, a file for each row")
-    parser.add_argument("dtype", choices=HALF_TOLERANCES)
+    parser.add_argument("dtype", choices=("float16", "bfloat16"))
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no stack that would need longer")
     parser.add_argument("--only", nargs="*", default=[], help="systems; without any, all")
     parser.add_argument("--here", action="store_true", help="measure in this process, with one stack")
@@ -96,9 +97,10 @@ def show(systems: list[str], folder: Path) -> None:
     refused = sum(result["refused"] for result in results)
     if different:
         print_table(("architecture", "saved by", "task", "FORMAT", *WAYS, ""), different, text_columns=())
+    allowed = LIMITS["architectures", folder.name].difference
     summary = (
         f"{folder.name}: {len(results)} of {len(systems)} rows: {len(results) - refused - len(different)} within "
-        f"{HALF_TOLERANCES[folder.name]:g} of float32, {refused} refused, {len(different)} different"
+        f"{allowed:g} of float32, {refused} refused, {len(different)} different"
     )
     out.print(summary)
     if different:

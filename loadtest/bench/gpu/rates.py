@@ -25,7 +25,7 @@ from loadtest.bench.comparisons import fetch_embedding
 from loadtest.bench.gpu.ways import OWN, TOKEN_BUDGET, WAYS, Checkpoint, Load, Missing, Way, this_device
 from loadtest.bench.tables import in_turns, spread
 from loadtest.server.own_stack import folder
-from triton_transformers.answers import smallest_cosine
+from triton_transformers.answers import LIMITS, smallest_cosine
 from triton_transformers.cli import err, out, print_table, run
 from triton_transformers.corpus import MIXED
 
@@ -34,8 +34,6 @@ WORD = "the"  # one token
 ROUNDS = 5
 # The tokens of a load: about a second of the largest model on an H100, or of one layer on a core.
 GPU_TOKENS, CPU_TOKENS = 1 << 18, 1 << 9
-# Two kernels may differ so much in half precision, at the depth of these models with random weights.
-MINIMUM_COSINE = 0.95
 
 
 def bert(**sizes: Any) -> Any:
@@ -128,7 +126,7 @@ def start(
             continue
         expected = expected or vectors
         cosine = min(smallest_cosine(expected[load.name], vectors[load.name]) for load in loads)
-        if cosine < MINIMUM_COSINE:
+        if not LIMITS["gpu", ""].allow(cosine, 0):
             missing[name] = f"its vectors differ: cosine {cosine:.4f}"
         else:
             ways[name], cosines[name] = way, cosine

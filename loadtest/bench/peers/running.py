@@ -24,7 +24,7 @@ import psutil
 
 from loadtest.bench.clients import FORMS, RequestForm
 from loadtest.bench.embedder import LARGE_PAGES
-from triton_transformers.answers import smallest_cosine
+from triton_transformers.answers import LIMITS, smallest_cosine
 from triton_transformers.http import opener
 from triton_transformers.settings import ROOT, UserError
 
@@ -32,8 +32,6 @@ START_S = 900.0  # on a busy machine, vLLM on one core takes more than 5 minutes
 ANSWER_S = 30.0
 STOP_S = 5.0
 END_S = 5.0
-# With the reference. Graphs in int8 are as far from it as `make models` allows.
-MINIMUM_COSINE, MINIMUM_INT8_COSINE = 0.999, 0.9
 # Programs that would report their use to their makers, or look for a newer model on the Hub.
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -81,7 +79,7 @@ class Running:
         with ThreadPoolExecutor(len(expected)) as pool:
             vectors = list(pool.map(lambda text: ask(self.url, FORMS[self.form], text), expected))
         cosine = min(map(smallest_cosine, expected.values(), vectors))
-        if not cosine >= (MINIMUM_INT8_COSINE if self.precision == "int8" else MINIMUM_COSINE):
+        if not LIMITS["peers", "int8" if self.precision == "int8" else ""].allow(cosine, 0):
             raise UserError(f"answers with a wrong embedding: cosine {cosine:.3f} with the reference")
         return cosine
 
