@@ -31,10 +31,9 @@ def keep_examples(job: Job, served: ServedSystem) -> None:
 
 def keep_pipeline_examples(job: Job, served: ServedSystem, traits: Traits, dtype: str) -> None:
     """Send the examples to a pipeline on PyTorch, each alone, and keep its answers if only the rows decide them."""
-    rows, outputs = pipeline_rows(traits), []
-    if not traits.row.is_random:
-        answers = served.alone([tensors(row, served.config) for row in rows])
-        outputs = [{"outputs": leaves(json.loads(own["outputs"].item()))} for own in answers]
+    rows = pipeline_rows(traits)
+    answers = [] if traits.row.is_random else served.alone([tensors(row, served.config) for row in rows])
+    outputs = [{"outputs": leaves(json.loads(own["outputs"].item()))} for own in answers]
     precision = "exact" if dtype == "float32" else "inexact"
     Examples(rows, outputs, "pytorch", precision).write(job.folder / job.system)
 
@@ -50,13 +49,9 @@ def keep_requests(system: str, models: list[Path]) -> None:
 
 def tensors(row: Row, config: dict[str, Any]) -> Tensors:
     batch = [1] if config["max_batch_size"] else []
-    return {tensor["name"]: array(tensor).reshape([*batch, *tensor["shape"]]) for tensor in row}
-
-
-def array(tensor: dict[str, Any]) -> np.ndarray:
-    if tensor["datatype"] == "BYTES":
-        return np.array([text.encode() for text in tensor["data"]], np.object_)
-    return np.array(tensor["data"], DTYPES[tensor["datatype"]])
+    values = {t["name"]: [x.encode() if isinstance(x, str) else x for x in t["data"]] for t in row}
+    types = {t["name"]: DTYPES.get(t["datatype"], np.object_) for t in row}
+    return {t["name"]: np.array(values[t["name"]], types[t["name"]]).reshape([*batch, *t["shape"]]) for t in row}
 
 
 def elements(values: np.ndarray) -> list[Any]:

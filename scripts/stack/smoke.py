@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from export.record import find_record
 from triton_transformers.answers import Limits, Outputs, largest_difference, leaves, limits, shortened
-from triton_transformers.cli import out, run
+from triton_transformers.cli import err, out, run
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.tasks.command import ONE_FILE
 from triton_transformers.tasks.requests import Examples, Row, example_rows
@@ -51,7 +51,7 @@ def check_system(settings: Settings, name: str) -> str:
     repository = settings.model_repository
     record, examples = find_record(name, repository), Examples.read(repository / name)
     if record and record.system == name and not examples:
-        out.print(
+        err.print(
             f"{name}: its answers are compared with each other only, because an earlier release assembled it. To keep "
             f"what an assembly answers, assemble it again: `make remove SYSTEM={name}`, then `make add`"
         )

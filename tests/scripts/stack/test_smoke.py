@@ -191,10 +191,10 @@ def test_system_of_an_earlier_release_is_compared_with_itself(tmp_path, monkeypa
     settings = Settings.load().replace(MODEL_REPOSITORY=str(tmp_path))
     Record("system", (), "text-ranking", "onnx", "1", (), "", "", facts={"tolerance": 1e-3}).write(tmp_path)
     assert check_system(settings, "system") == ""
-    assert "`make remove SYSTEM=system`, then `make add`" in " ".join(capsys.readouterr().out.split())
+    assert "`make remove SYSTEM=system`, then `make add`" in " ".join(capsys.readouterr().err.split())
     examples([{"score": [0.0]}] * 5).write(tmp_path / "system")
     assert "than its assembly saw it" in check_system(settings, "system")
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().err == ""
 
 
 def test_examples_keep_the_beginning_of_long_outputs(tmp_path):
