@@ -227,5 +227,6 @@ def test_prompt_that_is_too_long_is_refused_by_its_name(world: World, case: Case
             reply = send(world.gateway, case, **fields)
         error = read_error(case.form, 400, reply.json)
         assert reply.status == 400
-        assert f"'{case.prompt}' has 300 tokens" in error["message"] and "max_new_tokens" not in error["message"]
+        assert f"'{case.prompt}' has 300 tokens" in error["message"]
+        assert f"'{'max_output_tokens' if case.id == 'responses' else 'max_tokens'}' is 16" in error["message"]
         assert case.form != "openai" or (error["param"], error["code"]) == (case.prompt, "context_length_exceeded")
