@@ -6,6 +6,7 @@ A difference between engines is a column of its row.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import re
 import threading
@@ -296,20 +297,24 @@ def test_streamed_logprobs_come_with_their_text(stream, reference, prompt):
 
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_logprobs_end_where_a_stop_string_cuts_the_text(model, stream, reference, length):
-    """Cut the text at different places of its tokens."""
-    options = {"logprobs": 1, "ignore_eos": True}
-    for prompt in PROMPTS:
+    """Cut the text at different places of its tokens, also between two of them."""
+    for prompt, between in itertools.product(PROMPTS, (False, True)):
+        options = {"logprobs": 1, "ignore_eos": True}
         whole = reference.answer(prompt, options)
-        at = len(whole["text"]) - 5
-        options["stop"] = [whole["text"][at : at + length]]
+        first = [own["id"] for own in whole["logprobs"]][:6]
+        at = len(prompt + reference.decode(first)) - 1 if between else len(whole["text"]) - 5
+        stop = whole["text"][at : at + length]
+        options["stop"] = [stop]
         (answer,) = pieces(send(model, prompt, stream=False, **options))
+        assert answer["text"] == whole["text"][: whole["text"].index(stop, len(prompt))]
         ids = [own["id"] for own in answer["logprobs"]]
         new = answer["text"].removeprefix(prompt)
         assert ids == [own["id"] for own in whole["logprobs"]][: len(ids)]
         assert reference.decode(ids).startswith(new)
         before = reference.decode(ids[:-1])
         assert len(before) < len(new) or before.endswith("\ufffd") or not new  # the rest of a character stays, too
-        assert joined(stream(prompt, **options)) == joined([answer])
+        expected = joined([answer | {"logprobs": whole["logprobs"][: len(ids)]}])
+        assert joined(stream(prompt, **options)) == expected
 
 
 @pytest.mark.parametrize(
