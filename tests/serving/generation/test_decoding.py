@@ -314,10 +314,10 @@ def test_sentencepiece_tokenizer_is_converted(tmp_path):
 def test_index_cannot_name_files_elsewhere(tmp_path):
     source, secret = language.save_falcon(tmp_path / "source"), tmp_path / "secret.safetensors"
     (source / "model.safetensors").rename(secret)
-    for name in (str(secret), "../secret.safetensors", "config.json"):
+    for number, name in enumerate((str(secret), "../secret.safetensors", "config.json")):
         (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
         with pytest.raises(UserError, match=r"which is not a \*\.safetensors file in the same folder"):
-            assemble(Job("story", "text-generation", "python", source, True, tmp_path / "assembled"))
+            assemble(Job("story", "text-generation", "python", source, True, tmp_path / str(number)))
     assert secret.exists()
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": str(secret)}}))
     with pytest.raises(FileNotFoundError):  # the server does not read them either
