@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import ParseDict
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from gateway.apis.hugging_face import compute_type
+from gateway.triton.served import System
 from tests.conformance.apis.hugging_face import ENCODED
 from tests.conformance.apis.models import IMAGE
 from tests.conformance.apis.run import read_request
@@ -70,6 +74,13 @@ def test_systems_without_another_route_are_listed_and_named_by_their_address(gat
     assert "tensors" not in listed
     error = gateway.post("/v1/completions", {"model": "summarization", "prompt": "a"}).error
     assert error["message"].endswith("It answers /models/summarization.")
+
+
+@pytest.mark.parametrize(("engine", "expected"), [("KIND_GPU", "gpu"), ("KIND_CPU", "cpu")])
+def test_system_computes_where_the_models_that_it_calls_do(engine: str, expected: str) -> None:
+    kinds = {"mychat": "KIND_CPU", "mychat_stream": engine}
+    configs = {name: ParseDict({"instance_group": [{"kind": kind}]}, ModelConfig()) for name, kind in kinds.items()}
+    assert compute_type(System("mychat", configs)) == expected
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]"])
