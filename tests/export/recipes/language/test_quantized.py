@@ -11,12 +11,12 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, CohereTokenizer, GPTNeoXTokenizer
 
 from export.assemble import assemble_all
 from export.catalogue import Job, Outcome
 from export.recipes.language import quantized
-from export.recipes.language.quantized import convert
+from export.recipes.language.quantized import DIGITS_APART, convert
 from export.recipes.language.recipe import assemble
 from export.record import read_record
 from loadtest.bench.peers import gguf_files
@@ -201,6 +201,20 @@ def test_rope_of_llama_3_is_recognized_by_its_factors(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "converted").config.rope_parameters == settings
 
 
+@pytest.mark.parametrize(
+    ("split", "original"),
+    [*((name, CohereTokenizer) for name in DIGITS_APART), ("mpt", GPTNeoXTokenizer), ("olmo", GPTNeoXTokenizer)],
+)
+def test_texts_are_split_as_by_the_original_tokenizer(tmp_path, split, original):
+    convert(written(tmp_path, split=split), tmp_path / "converted")
+    rule, expected = (
+        tokenizer.backend_tokenizer.pre_tokenizer
+        for tokenizer in (AutoTokenizer.from_pretrained(tmp_path / "converted"), original())
+    )
+    for text in (*MIXED.texts, *PROMPTS, "room 12½, x², 2 026, ٣٤"):
+        assert rule.pre_tokenize_str(text) == expected.pre_tokenize_str(text)
+
+
 def refusal(file: Path, folder: Path) -> str:
     with pytest.raises(UserError) as error:
         convert(file, folder)
@@ -212,7 +226,7 @@ def refusal(file: Path, folder: Path) -> str:
     [
         ({"keys": {"rope.scaling.type": "yarn"}}, "sets llama.rope.scaling.type, which transformers does not read"),
         ({"keys": {"attention.sliding_window": 64.0}}, "sets llama.attention.sliding_window, which"),
-        ({"split": "smollm"}, "sets tokenizer.ggml.pre (smollm), which transformers does not read"),
+        ({"split": "bloom"}, "sets tokenizer.ggml.pre (bloom), which transformers does not read"),
         ({"tensors": {"rope_freqs.weight": np.full(4, 3, np.float32)}}, "has other tensors than transformers reads"),
         ({"tensors": {"blk.0.attn_q.bias": np.ones(32, np.float32)}}, "has other tensors than transformers reads"),
         ({"without": "blk.1.ffn_up.weight"}, "has other tensors than transformers reads for a llama"),
