@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # the image of Triton has no python-dotenv
 ADMIN_HEADER = "triton-admin-key"
 GRPC_ADMIN_HEADER = f"triton-grpc-protocol-{ADMIN_HEADER}"
 LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
-# Ends the error of a request that Triton did not answer in time, over HTTP and gRPC: a slow load is no crash.
 # The parameter of a generating model with the maximum number of texts that run together, and what a model without it
 # has: its backend's default, which is this or the batch size of a compiled model.
 TEXT_LIMIT, DEFAULT_TEXT_LIMIT = "max_batch", 32
@@ -46,7 +45,7 @@ class TritonError(Exception):
 
 
 class TimedOutError(TritonError):
-    """Triton did not answer within the time that the caller gave it."""
+    """Triton did not answer within the time that the caller gave it: a slow load is no crash."""
 
 
 def called(config: Config) -> list[str]:
