@@ -6,8 +6,9 @@ module gives transformers an attention of its own, which traces to operations th
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,6 @@ class Traced:
 def convert(model: transformers.PreTrainedModel) -> openvino.Model:
     """Return the graph. The model is of no use afterwards."""
     import openvino
-    from openvino.frontend.pytorch import patch_model
 
     calls: list[Traced] = []
     windows: set[int] = set()
@@ -51,12 +51,11 @@ def convert(model: transformers.PreTrainedModel) -> openvino.Model:
     model.set_attn_implementation(NAME)
     model.set_experts_implementation(NAME)
     pasts = keys_and_values(model)
-    if model.dtype.itemsize < 4:
-        patch_model.__make_16bit_traceable(model)
-    tokens, positions = torch.ones(2, 3, dtype=torch.long), torch.arange(1, 4).expand(2, -1)
     step = ImageStep(model) if sees_images(model) else Step(model)
-    example = (tokens, positions, *step.example_rows(), *(past.float().repeat(2, 1, 1, 1) for past in pasts))
-    graph = openvino.convert_model(trace(step.eval(), example))
+    with traceable(model):
+        tokens, positions = torch.ones(2, 3, dtype=torch.long), torch.arange(1, 4).expand(2, -1)
+        example = (tokens, positions, *step.example_rows(), *(past.float().repeat(2, 1, 1, 1) for past in pasts))
+        graph = openvino.convert_model(trace(step.eval(), example))
     if isinstance(step, ImageStep):
         read_image_rows(graph, step.columns)
     layers = traced_layers(graph, calls, windows)
@@ -64,6 +63,25 @@ def convert(model: transformers.PreTrainedModel) -> openvino.Model:
     add_states(graph, [(past.shape[1], past.shape[3]) for past in pasts])
     check_windows(graph, layers)
     return graph
+
+
+@contextlib.contextmanager
+def traceable(model: transformers.PreTrainedModel) -> Iterator[None]:
+    """Let a model in 16 bits be traced without computing its products.
+
+    Meanwhile torch.bmm returns a constant, for all models of this process.
+    """
+    from openvino.frontend.pytorch import patch_model
+
+    if model.dtype.itemsize == 4:
+        yield
+        return
+    forward = "_openvino_module_extension_patch_orig_forward"  # where the original functions of the modules wait
+    patch_model.__make_16bit_traceable(model, forward)
+    try:
+        yield
+    finally:
+        patch_model.unpatch_model(model, forward)
 
 
 def trace(module: torch.nn.Module, examples: tuple[torch.Tensor, ...]) -> TorchScriptPythonDecoder:
