@@ -13,7 +13,7 @@ from typing import Any
 from export.catalogue import RECIPES
 from triton_transformers.answers import LIMITS
 from triton_transformers.files import write_atomically
-from triton_transformers.model_config import with_steps
+from triton_transformers.model_config import CONFIGS, with_steps
 
 # The recipe of a system that is being put in place. If that is interrupted, the next run assembles it again.
 UNFINISHED = "unfinished"
@@ -99,6 +99,12 @@ def read_records(repository: Path) -> list[Record]:
 def find_record(model: str, repository: Path) -> Record | None:
     """Return the record of the system that the model belongs to."""
     return next((record for record in read_records(repository) if model in record.models), None)
+
+
+def is_in_git(model: str) -> bool:
+    """Return whether git has the model's configuration. A recipe writes that of any other."""
+    folder = CONFIGS / model
+    return (folder / "config.pbtxt").is_file() and not (folder / IGNORE).exists()
 
 
 def models_of(name: str, repository: Path) -> list[str]:

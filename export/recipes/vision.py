@@ -38,7 +38,7 @@ from export.recipes.onnx_export import (
     load_original,
     quantize_and_compare,
 )
-from triton_transformers.model_config import CONFIGS, find_config
+from export.record import is_in_git
 from triton_transformers.settings import UserError
 from triton_transformers.tasks.requests import path_of
 
@@ -341,7 +341,7 @@ def assemble_halves(job: Job) -> Outcome:
     """Make a system for each half, and one that sends each request to one of them."""
     from export.recipes.text import recipe
 
-    if find_config(job.system, CONFIGS):
+    if is_in_git(job.system):
         raise UserError(f"{job.system} has a configuration in git, for another task: choose another name in SYSTEMS")
     names = {half: f"{job.system}_{half}" for half in HALVES}
     kind = LibraryImageHalf if (job.weights / "modules.json").exists() else ImageHalf

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.catalogue import SYSTEMS, FormatUnavailable, Job, Outcome
+from export.catalogue import FormatUnavailable, Job, Outcome
 from export.check.served import backend_config, served_system
 from export.checkpoint.checkpoint import INDEX, Checkpoint
 from export.checkpoint.silence import quiet
@@ -20,6 +20,7 @@ from export.recipes.config_writer import tensor, write_config
 from export.recipes.language import openvino
 from export.recipes.language.chat_templates import chat_parameters, chat_summary, write_chat_templates
 from export.recipes.language.quantized import readable_weights
+from export.record import is_in_git
 from export.sources.source import Weights
 from triton_transformers.corpus import MIXED
 from triton_transformers.engines import OPENVINO, TRANSFORMERS, VLLM
@@ -76,7 +77,7 @@ def assemble_readable(job: Job) -> Outcome:
         outcome = outcome.join(Outcome(f"generation_config.json asks for {spelled(missing)}, which has no effect here"))
     outcome = write_model(job, tokenizer, version).join(outcome)
     write_chat_templates(tokenizer, version)
-    if job.system not in SYSTEMS:
+    if not is_in_git(job.system):
         parameters = {"sampling": json.dumps(sampling)} if sampling else {}
         write_configs(job, served, streamed, chat_parameters(tokenizer) | parameters)
     if job.format in TRANSFORMERS.formats and job.profile == "cpu":
