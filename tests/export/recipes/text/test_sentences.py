@@ -58,7 +58,7 @@ def test_int8_keeps_prompts(tmp_path):
 def test_rows_of_a_request_have_their_own_prompts(tmp_path):
     source = save_prompted(tmp_path / "source")
     with served_system("m", assemble(source, tmp_path / "models", "python")) as system:
-        columns = {"input_text": TEXTS[:3], "prompt_name": ["query", "passage", ""]}
+        columns = {"input_text": TEXTS[:3], "prompt_name": ["", "query", "passage"]}
         (answer,) = system.together([tensors(columns)])
     check(answer, expect(encodes(source), columns))
 
