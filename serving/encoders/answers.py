@@ -83,13 +83,20 @@ def entities(
     first token, of its mean scores, or of its most certain token.
     """
     scores = softmax(logits.astype(np.float32))
+    # Lists for the tokens alone: NumPy takes ten times as long for each, and other requests wait.
+    best, highest, places = scores.argmax(axis=1).tolist(), scores.max(axis=1).tolist(), offsets.tolist()
     groups: list[list[int]] = []
-    for token in np.flatnonzero(special == 0):
+    for token in np.flatnonzero(special == 0).tolist():
         if groups and strategy in WORD_STRATEGIES and inside is not None and inside[token]:
-            groups[-1].append(int(token))
+            groups[-1].append(token)
         else:
-            groups.append([int(token)])
-    words = [_labelled(scores[tokens], offsets[tokens], labels, strategy) for tokens in groups]
+            groups.append([token])
+    words = [
+        Entity(labels[best[tokens[0]]], highest[tokens[0]], *places[tokens[0]])
+        if len(tokens) == 1
+        else _labelled(scores[tokens], offsets[tokens], labels, strategy)
+        for tokens in groups
+    ]
     return [entity for entity in (words if strategy == "none" else _joined(words)) if entity.label != "O"]
 
 
@@ -116,11 +123,12 @@ def _joined(words: list[Entity]) -> list[Entity]:
         # The pipeline compares kinds without B- and I-, but returns the label without whatever precedes its first dash.
         Entity(
             group[0].label.split("-", 1)[-1],
-            float(np.mean([word.score for word in group])),
+            sum(word.score for word in group) / len(group),
             group[0].start,
             group[-1].end,
         )
         for group in groups
+        if group[0].label != "O"
     ]
 
 
