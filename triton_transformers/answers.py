@@ -211,3 +211,24 @@ def cosines(expected: npt.ArrayLike, actual: npt.ArrayLike) -> npt.NDArray[np.fl
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     found = np.divide((a * b).sum(axis=1), norms, out=(a == b).all(axis=1).astype(float), where=norms != 0)
     return np.asarray(np.nan_to_num(found, nan=-1.0))
+
+
+def agreement(expected: Sequence[dict[str, Array]], actual: Sequence[dict[str, Array]]) -> dict[str, float]:
+    """Return the share of equal labels, or the smallest cosine and the mean of an answer with another format's.
+
+    Answers of one number are compared as one vector, because a number has no direction.
+    """
+    import numpy as np
+
+    if "label" in expected[0]:
+        pairs = zip(expected, actual, strict=True)
+        same = [np.array_equal(before["label"], after["label"]) for before, after in pairs]
+        return {"equal_labels": float(np.mean(same))}
+    nearness = []
+    for name in [name for name, array in expected[0].items() if array.dtype.kind == "f"]:
+        before, after = ([answer[name] for answer in answers] for answers in (expected, actual))
+        if all(array.size == 1 for array in before):
+            before, after = [np.ravel(before)], [np.ravel(after)]
+        nearness += [cosines(*pair) for pair in zip(before, after, strict=True)]
+    values = np.concatenate(nearness)
+    return {"cosine_min": float(values.min()), "cosine_mean": float(values.mean())}

@@ -24,14 +24,14 @@ from loadtest.load.telemetry import Metrics
 from loadtest.load.users import Users
 from loadtest.load.workload import Workload, worker_count
 from loadtest.measure import statistics
-from loadtest.measure.agreement import REQUESTS, agreement
 from loadtest.measure.statistics import Results
 from loadtest.measure.windows import Experiment, Plan, Window
 from loadtest.reports import report
-from loadtest.reports.report import GENERATING_HEADER, WINDOWS_HEADER, print_table, window_line
+from loadtest.reports.report import COMPARED, GENERATING_HEADER, WINDOWS_HEADER, print_table, window_line
 from loadtest.server.generating import Reader
 from loadtest.server.machine import OtherPrograms, host, pin
 from loadtest.server.switching import Capacity, Switch, Switched, composing, plan, plan_formats, restore_after_kill
+from triton_transformers.answers import agreement
 from triton_transformers.cli import err, out
 from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclusive
 from triton_transformers.ports import check_free
@@ -257,7 +257,7 @@ class Comparison:
 
     def _compare_answers(self, switch: Switch, show: Callable[[str, float], None]) -> None:
         """Fill `quality`, with the requests of the users."""
-        step = math.ceil(len(self.job.requests) / REQUESTS)
+        step = math.ceil(len(self.job.requests) / COMPARED)
         requests, url = self.job.requests[::step], self.settings.url("TRITON_HTTP_PORT")
         answers = {}
         for form in self.settings.formats:

@@ -20,7 +20,6 @@ from rich.table import Table
 
 from loadtest.load.arrivals import Sample
 from loadtest.load.telemetry import LAST_SCRAPE_S
-from loadtest.measure.agreement import REQUESTS
 from loadtest.measure.statistics import (
     NARROW,
     NOT_PROVEN,
@@ -43,6 +42,8 @@ from triton_transformers.pages import page
 from triton_transformers.prometheus import Prometheus, PrometheusError
 from triton_transformers.settings import DEFAULTS, TABLE, Settings
 
+# Requests whose answers are compared between formats, sent one at a time: the slowest formats answer a few per second.
+COMPARED = 64
 WINDOWS_HEADER = f"{'round':>5}  {'mode':<10}{'requests/s':>11}{'p95 ms':>9}{'batch':>8}{'failed':>8}"
 # The same for a system that generates text.
 GENERATING_HEADER = f"{'round':>5}  {'mode':<10}{'tokens/s':>11}{'p95 ms':>9}{'together':>10}{'failed':>8}"
@@ -149,7 +150,7 @@ def explanation(results: Results) -> str:
     if results["formats"]:
         return (
             f"Every format runs on this server as `make add` configures it, with the same users and {results['noun']}. "
-            f"Its answers to at most {REQUESTS} requests, sent one at a time, are compared with those of "
+            f"Its answers to at most {COMPARED} requests, sent one at a time, are compared with those of "
             f"{results['formats'][0]}."
         )
     if results["generates"]:

@@ -147,7 +147,7 @@ class Task:
     )  # each with an example; {mask} is the mask token of the model
     outputs: tuple[str, ...] = ()  # by which a system is known, unless its encoder has them
     encoder: Encoder | None = None
-    # Whether loadtest/measure/agreement.py compares no part of its answers: they have no vectors and no labels.
+    # Whether `answers.agreement` compares no part of its answers: they have no vectors and no labels.
     is_incomparable: bool = False
 
     @property

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loadtest.measure.agreement import agreement
+from triton_transformers.answers import agreement
 
 
 def test_labels_vectors_and_numbers_are_compared():
