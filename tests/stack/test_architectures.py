@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.bench.architectures.architectures import measure
-from loadtest.bench.architectures.recorded_models import recorded_models
-from loadtest.bench.architectures.small_models import SmallModel, find_models
+from loadtest.bench.architectures.small_models import SmallModel, find_models, recorded_models
 
 pytestmark = pytest.mark.slow
 

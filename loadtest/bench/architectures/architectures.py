@@ -22,9 +22,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from export.assemble import assemble_all
 from export.record import models_of
-from loadtest.bench.architectures.recorded_models import recorded_models
 from loadtest.bench.architectures.reference_answers import reference, requests, served_outputs
-from loadtest.bench.architectures.small_models import SMALL_MODELS, SmallModel
+from loadtest.bench.architectures.small_models import SMALL_MODELS, SmallModel, recorded_models
 from loadtest.server.machine import host
 from loadtest.server.own_stack import OwnStack, folder
 from triton_transformers.answers import LIMITS, Limits, Outputs, largest_difference

@@ -1,11 +1,13 @@
 """Save small models with random weights, made from real architectures: the rows of docs/architectures.md.
 
-Most rows come from transformers' own lists of architectures, and the libraries that are installed save them.
+Most rows come from transformers' own lists of architectures, and the libraries that are installed save them. The others
+are as an earlier release of transformers wrote them.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -15,12 +17,14 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers.models.auto import modeling_auto
 
 from triton_transformers.corpus import MIXED
 
+RECORDED = Path(__file__).parent / "recorded"
 POSITIONS = 64
 SIDE = 32  # of an image
 WIDTH = 32
@@ -403,3 +407,42 @@ def find_models(architecture: str, task: str, formats: tuple[str, ...] = ()) -> 
     """Return the rows of this architecture for a task, in these formats or in their own."""
     models = [model for model in SMALL_MODELS if (model.architecture, model.task) == (architecture, task)]
     return [replace(model, formats=formats or model.formats) for model in models]
+
+
+# --- rows that an earlier release of transformers saved ---------------------------------------------------------------
+
+# recorded/transformers-<release>.json has the files beside the weights, and the names and shapes of the weights. The
+# values are random again.
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedModel(SmallModel):
+    files: dict[str, Any] = field(default_factory=dict)  # the content of each file of JSON
+    weights: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # the shapes, by file and name
+
+    def save(self, folder: Path) -> Path:
+        for name, content in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        generator = torch.Generator().manual_seed(5)
+        for name, shapes in self.weights.items():
+            tensors = {key: random_weight(key, shape, generator) for key, shape in shapes.items()}
+            save_file(tensors, folder / name, {"format": "pt"})
+        return folder
+
+
+def random_weight(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """Return values as in a trained model: those of a norm vary about 1, all others about 0."""
+    values = torch.randn(shape, generator=generator) * SPREAD
+    return 1 + values / 3 if len(shape) == 1 and name.endswith("weight") else values
+
+
+def recorded_models(release: str) -> list[RecordedModel]:
+    content = json.loads((RECORDED / f"transformers-{release}.json").read_text(encoding="utf-8"))
+    rows = []
+    for row in content["rows"]:
+        files = row.pop("files")
+        if "tokenizer.json" in files:  # several rows have the same
+            files["tokenizer.json"] = content["tokenizers"][files["tokenizer.json"]]
+        rows.append(RecordedModel(**row, files=files, saved_by=release))
+    return rows

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench.architectures.architectures import MARKER, PAGE, Result, all_models, prepared
-from loadtest.bench.architectures.recorded_models import recorded_models
 from loadtest.bench.architectures.reference_answers import requests
-from loadtest.bench.architectures.small_models import SMALL_MODELS, SmallModel, find_models
+from loadtest.bench.architectures.small_models import SMALL_MODELS, SmallModel, find_models, recorded_models
 from triton_transformers.answers import Limits, largest_difference
 from triton_transformers.settings import Settings
 
