@@ -19,8 +19,7 @@ GRAFANA = ROOT / "tests/docker/stand-ins/grafana/grafana_stand_in.py"
 # configurations. The alerts of test_dashboards must not fire for what other modules did before.
 SHARED = (
     *("test_dashboards", "test_clients", "test_embedding", "test_gateway", "test_generation", "test_gpt2"),
-    *("test_onnx_backends", "test_rankers", "test_tasks", "test_token_vectors", "test_tools", "test_adapters"),
-    *("test_structured_output", "test_chat"),
+    *("test_onnx_backends", "test_tasks", "test_tools", "test_adapters", "test_structured_output", "test_chat"),
 )
 # Another worker runs these on a stack of its own. The first four share tests/support/served_pipelines.py.
 LONG = (

@@ -1,18 +1,20 @@
-"""Every task in every format: the answers equal those of transformers' own pipeline."""
+"""A row of each kind of answer on a real Triton: clients at once get what the library of the checkpoint answers."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import transformers
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from export.recipes.text.references import find_answer
-from tests.support.batches import batches_of
-from tests.support.checkpoints import encoders, vision
+from tests.conformance.tasks.rows import CAPTIONS, ROWS, SIZES, Columns, image
+from tests.conformance.tasks.run import Tensors, check, expect, png, single, tensors
+from tests.support.batches import one_batch
 from tests.support.neuron import on_neuron
 from tests.support.stacks import SHORT, TestStack, bring_up
 from triton_transformers.corpus import MIXED
@@ -21,147 +23,212 @@ from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow
 
-TEXTS = MIXED.texts[:24]
-# PROFILE=neuron serves a system for each kind of answer: each loads PyTorch. `make models` compares them all.
-ON_NEURON = ("mood", "entities", "sentences", "splade", "questions")
-TASKS = {"captions": "sentence-similarity"}  # of the systems whose files name no single task
-
-
+SERVED = {row.name: row for row in ROWS if row.on_triton}
+CLIENTS = 16
+TEXTS = [text for text in MIXED.texts if len(text) < 60][:CLIENTS]
+QUERY = "Which battery fits?"
+WITH_QUERY: Columns = {"input_text": TEXTS, "query": [QUERY] * len(TEXTS)}
+# A decorator of its own: if another name shared it, pytest would not group the tests by the fixture.
 on_cpu = pytest.mark.parametrize("served", ["cpu"], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory, encoder_checkpoints) -> dict[str, Path]:
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    savers = {
-        "topics": (
-            encoders.save_roberta,
-            "ForSequenceClassification",
-            encoders.labels(encoders.MOODS) | {"problem_type": "multi_label_classification"},
-        ),
-        "entities": (encoders.save_roberta, "ForTokenClassification", encoders.labels(encoders.ENTITIES)),
-        "features": (encoders.save_distilbert, "Model", {}),
-        "blanks": (encoders.save_bert, "ForMaskedLM", {}),
-        "questions": (encoders.save_bert, "ForQuestionAnswering", {}),
-    }
-    saved = {name: save(folder / name, head, **config) for name, (save, head, config) in savers.items()}
-    saved |= {"splade": encoders.save_sparse_encoder(folder / "splade"), "captions": vision.save_clip(folder / "clip")}
-    prompts = {"prompts": encoders.PROMPTS, "default_prompt_name": "passage"}
-    sentences = encoders.save_sentence_transformer(folder / "sentences", **prompts)
-    return saved | encoder_checkpoints | {"sentences": sentences}
+    return {name: row.save(folder / name) for name, row in SERVED.items()}
 
 
 @pytest.fixture(scope="module", params=["cpu", "neuron"])
 def served(stack, new_stack, checkpoints, request) -> TestStack:
-    """Serve every task as ONNX, and one as PyTorch, too; then some on a stack of PROFILE=neuron."""
-    systems = [{"SYSTEMS": name, "SOURCE": source, "TASK": TASKS.get(name, "")} for name, source in checkpoints.items()]
+    """Serve all rows as ONNX, and one as PyTorch, too; then some on a stack of PROFILE=neuron."""
+    systems = [
+        {"SYSTEMS": name, "SOURCE": checkpoints[name], "TASK": row.task if row.is_chosen else ""}
+        for name, row in SERVED.items()
+        if request.param == "cpu" or row.on_neuron
+    ]
+    names = [system["SYSTEMS"] for system in systems]
     if request.param == "cpu":
-        stack.assemble(*systems, {"SYSTEMS": "mood_python", "SOURCE": checkpoints["mood"], "FORMAT": "python"})
-        return stack.serve(*checkpoints, "mood_python")
+        stack.assemble(*systems, systems[0] | {"SYSTEMS": "mood_python", "FORMAT": "python"})
+        return stack.serve(*names, "mood_python")
     stack.serve()  # memory cannot hold the systems of both
     stack = on_neuron(new_stack())
     stack.environment["NEURON_BATCHES"] = "8"  # test_neuron_embedding.py compiles for several
     # Models share no core.
     stack.assemble(*(one | {"NEURON_CORES": f"{core}:{core}"} for core, one in enumerate(systems)))
-    stack.environment["SYSTEMS"] = " ".join(ON_NEURON)
+    stack.environment["SYSTEMS"] = " ".join(names)
     return bring_up(stack)
 
 
-def pipeline(task: str, folder: Path, **settings):
-    return transformers.pipeline(task, model=str(folder), device="cpu", **settings)
+def ask(stack: TestStack, system: str, sent: Tensors, *outputs: str) -> Tensors:
+    """Return all outputs, or those of these names."""
+    inputs = [httpclient.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)) for name, array in sent.items()]
+    for tensor in inputs:
+        tensor.set_data_from_numpy(sent[tensor.name()])
+    client = httpclient.InferenceServerClient(stack.http.removeprefix("http://"), network_timeout=300)
+    result = client.infer(system, inputs, outputs=[httpclient.InferRequestedOutput(name) for name in outputs] or None)
+    return {output["name"]: result.as_numpy(output["name"]) for output in result.get_response()["outputs"]}
 
 
-def test_text_classification_equals_pipeline(served, checkpoints):
-    check_labels(served.ask("mood", input_text=TEXTS), checkpoints["mood"], "softmax")
+def at_once(stack: TestStack, system: str, requests: Sequence[Columns]) -> list[Tensors | InferenceServerException]:
+    """Return the answers to requests of as many clients, or their errors."""
+
+    def answer(columns: Columns) -> Tensors | InferenceServerException:
+        try:
+            return ask(stack, system, tensors(columns))
+        except InferenceServerException as error:
+            return error
+
+    with ThreadPoolExecutor(len(requests)) as clients:
+        return list(clients.map(answer, requests))
 
 
-@on_cpu
-def test_independent_labels_equal_pipeline(served, checkpoints):
-    check_labels(served.ask("topics", input_text=TEXTS), checkpoints["topics"], "sigmoid")
-
-
-def check_labels(answer: dict[str, np.ndarray], source: Path, activation: str) -> None:
-    classify = pipeline("text-classification", source, top_k=None, function_to_apply=activation)
-    expected = classify(TEXTS, truncation=True)
-    for row, best in enumerate(expected):
-        scores = {label["label"]: label["score"] for label in best}
-        np.testing.assert_allclose(answer["scores"][row], [scores[name] for name in encoders.MOODS], atol=1e-4)
-        assert answer["label"][row, 0] == best[0]["label"]
-        assert answer["score"][row, 0] == pytest.approx(best[0]["score"], abs=1e-4)
-    # The texts differ in their scores; they may have one label.
-    assert len(np.unique(answer["score"].round(4))) > 1
-
-
-def test_token_classification_equals_pipeline(served, checkpoints):
-    answer = served.ask("entities", input_text=TEXTS)
-    classify = pipeline("token-classification", checkpoints["entities"], aggregation_strategy="simple")
-    classify.tokenizer.model_max_length = encoders.POSITIONS
-    count = 0
-    for row, text in enumerate(TEXTS):
-        expected = classify(text)
-        columns = (answer[name][row] for name in ("label", "start", "end", "score"))
-        entities = [entity for entity in zip(*columns, strict=True) if entity[0]]
-        assert [entity[:3] for entity in entities] == [(e["entity_group"], e["start"], e["end"]) for e in expected]
-        np.testing.assert_allclose([entity[3] for entity in entities], [e["score"] for e in expected], atol=1e-4)
-        count += len(entities)
-    assert count > len(TEXTS)
+def check_row(stack: TestStack, checkpoints: dict[str, Path], system: str) -> None:
+    row = SERVED[system.removesuffix("_python")]
+    requests = [one for columns in row.requests for one in single(columns)]
+    library = row.reference(checkpoints[row.name])
+    for start in range(0, len(requests), CLIENTS):
+        some = requests[start : start + CLIENTS]
+        for given, columns in zip(at_once(stack, system, some), some, strict=True):
+            check(given, expect(library, columns))
 
 
 @on_cpu
-def test_feature_extraction_equals_pipeline(served, checkpoints):
-    extract = pipeline("feature-extraction", checkpoints["features"])
-    for text in TEXTS[:6]:
-        answer = served.ask("features", input_text=[text])
-        expected = extract(text, truncation=True)
-        np.testing.assert_allclose(answer["last_hidden_state"], expected, atol=1e-4)
+@pytest.mark.parametrize("system", [*SERVED, "mood_python"])
+def test_clients_at_once_get_the_librarys_answers(served, checkpoints, system):
+    check_row(served, checkpoints, system)
 
 
-@pytest.fixture(scope="module")
-def sentence_transformer(checkpoints):
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(checkpoints["sentences"]), device="cpu")
-
-
-@pytest.mark.parametrize("choice", [{}, {"prompt_name": "query"}, {"prompt": "Find a city: "}, {"prompt": ""}])
-def test_sentence_similarity_equals_sentence_transformers(served, sentence_transformer, choice):
-    answer = served.ask("sentences", input_text=TEXTS, **{name: [value] * len(TEXTS) for name, value in choice.items()})
-    expected = sentence_transformer.encode(TEXTS, **choice)
-    np.testing.assert_allclose(answer["sentence_embedding"], expected, atol=1e-4)
-
-
-def test_sparse_embedding_equals_sparse_encoder(served, checkpoints):
-    from sentence_transformers import SparseEncoder
-
-    answer = served.ask("splade", input_text=TEXTS)
-    library = SparseEncoder(str(checkpoints["splade"]), device="cpu")
-    for row, expected in enumerate(library.encode(TEXTS, convert_to_sparse_tensor=False).numpy()):
-        is_token = answer["token_id"][row] >= 0
-        vector = np.zeros_like(expected)
-        vector[answer["token_id"][row][is_token]] = answer["weight"][row][is_token]
-        np.testing.assert_allclose(vector, expected, atol=1e-4)
-        assert answer["token"][row][0] == library.tokenizer.convert_ids_to_tokens(int(expected.argmax()))
+@pytest.mark.parametrize("served", ["neuron"], indirect=True)
+@pytest.mark.parametrize("system", [row.name for row in SERVED.values() if row.on_neuron])
+def test_clients_at_once_get_the_librarys_answers_from_neuron(served, checkpoints, system):
+    check_row(served, checkpoints, system)
 
 
 @on_cpu
-@torch.inference_mode()
-def test_text_half_of_clip_equals_get_text_features(served, checkpoints):
-    answer = served.ask("captions", input_text=TEXTS)
-    clip = transformers.CLIPModel.from_pretrained(checkpoints["captions"])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints["captions"])
-    for row, text in enumerate(TEXTS):
-        expected = clip.get_text_features(**tokenizer(text, truncation=True, return_tensors="pt")).pooler_output
-        np.testing.assert_allclose(answer["sentence_embedding"][row], expected[0].numpy(), atol=1e-4)
+@pytest.mark.parametrize(
+    ("system", "columns", "reason"), [(row.name, *wrong) for row in SERVED.values() for wrong in row.wrong]
+)
+def test_wrong_request_gets_400_with_the_reason(served, system, columns, reason):
+    (refusal,) = at_once(served, system, [columns])
+    assert refusal.status() == "400"
+    assert reason in refusal.message()
+
+
+def test_smoke_sends_each_task_a_request(served):
+    done = served.make("smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @on_cpu
-def test_format_python_answers_like_onnx(served):
-    answer = served.ask("mood_python", input_text=TEXTS, text_pair=TEXTS[::-1])
-    for name, expected in served.ask("mood", input_text=TEXTS, text_pair=TEXTS[::-1]).items():
-        if expected.dtype.kind == "f":
-            np.testing.assert_allclose(answer[name], expected, atol=1e-4)
-        else:
-            assert answer[name].tolist() == expected.tolist()
+def test_step_of_an_ensemble_answers_a_typed_error(served):
+    texts = {"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["no mask"]}
+    with pytest.raises(TritonError) as error:
+        served.triton.infer("blanks", {"inputs": [texts], "parameters": {ERROR_STATUS: True}})
+    typed = decode(str(error.value))
+    assert typed
+    assert (typed.status, list(typed.fields)) == (400, ["input_text"])
+
+
+def check_batch(stack: TestStack, checkpoints: dict[str, Path], system: str, model: str, columns: Columns) -> None:
+    requests = single(columns)
+    library = SERVED[system].reference(checkpoints[system])
+    with one_batch(stack, model, len(requests)):
+        answers = at_once(stack, system, requests)
+    for given, one in zip(answers, requests, strict=True):
+        check(given, expect(library, one))
+
+
+def test_texts_of_many_lengths_share_a_batch(served, checkpoints):
+    check_batch(served, checkpoints, "mood", "mood_encoder", {"input_text": TEXTS})
+
+
+@on_cpu
+def test_texts_of_many_vectors_share_a_batch(served, checkpoints):
+    check_batch(served, checkpoints, "stanford", "stanford", WITH_QUERY)
+
+
+@on_cpu
+def test_texts_share_a_batch_although_images_come_between_them(served, checkpoints):
+    texts = single({"input_text": CAPTIONS})
+    images = single({"image_bytes": [image(row % len(SIZES)) for row in range(len(texts))]})
+    damaged: list[Columns] = [{"image_bytes": [png(image(row))[:300]]} for row in (0, 4)]
+    requests = [*texts, *images, *damaged]
+    with one_batch(served, "clip_text_encoder", len(texts)):
+        answers = at_once(served, "clip", requests)
+    library = SERVED["clip"].reference(checkpoints["clip"])
+    for given, columns in zip(answers, [*texts, *images], strict=False):
+        check(given, expect(library, columns))
+    for refusal in answers[-len(damaged) :]:
+        assert refusal.status() == "400"
+        assert "input 'image_bytes': row 0 is not a whole" in refusal.message()
+
+
+@on_cpu
+def test_gateway_takes_texts_and_images_in_one_list(served, checkpoints):
+    url = f"data:image/png;base64,{base64.b64encode(png(image(0))).decode()}"
+    body = {"model": "clip", "input": [CAPTIONS[0], url, {"image": url}, CAPTIONS[1]]}
+    vectors = [item["embedding"] for item in served.post("/v1/embeddings", **body)["data"]]
+    library = SERVED["clip"].reference(checkpoints["clip"])
+    sent = [{"input_text": CAPTIONS[0]}, {"image": image(0)}, {"image": image(0)}, {"input_text": CAPTIONS[1]}]
+    np.testing.assert_allclose(vectors, [library(**one)["sentence_embedding"] for one in sent], atol=1e-4)
+
+
+@on_cpu
+def test_system_of_texts_and_images_is_unloaded_with_its_halves(served):
+    served.serve(*SERVED.keys() - {"siglip"}, "mood_python")
+    loaded = {model for model, (state, _) in served.triton.index().items() if state == "READY"}
+    assert not {model for model in loaded if model.startswith("siglip")}
+    assert {"clip", "clip_text_encoder", "clip_image_model"} < loaded
+
+
+# --- vectors of tokens ------------------------------------------------------------------------------------------------
+
+
+@on_cpu
+def test_gateway_ranks_by_the_scores_of_the_library(served, checkpoints):
+    library = SERVED["stanford"].reference(checkpoints["stanford"])
+    scores = np.concatenate([answer["score"] for answer in expect(library, WITH_QUERY)])
+    ranked = served.post("/v1/rerank", model="stanford", query=QUERY, documents=TEXTS)["results"]
+    assert [result["index"] for result in ranked] == np.argsort(-scores, kind="stable").tolist()
+    np.testing.assert_allclose([result["relevance_score"] for result in ranked], np.sort(scores)[::-1], rtol=1e-3)
+    with pytest.raises(InferenceServerException, match="output 'score' needs the input 'query'"):
+        ask(served, "stanford", tensors({"input_text": ["a"]}), "score")
+
+
+@on_cpu
+def test_bge_m3_answers_what_is_asked_for_from_one_run(served):
+    names = ["sentence_embedding", "token_id", "weight", "token_embeddings", "vector_count"]
+    sent = tensors({"input_text": TEXTS})
+    before = served.triton.statistics()["m3"]
+    answer = ask(served, "m3", sent, *names)
+    assert served.executions("m3", len(TEXTS), before) == 1
+    for name in names:
+        ((own, value),) = ask(served, "m3", sent, name).items()
+        assert own == name
+        np.testing.assert_array_equal(value, answer[name])
+    types = {name: served.post("/v1/embeddings", model="m3", input=TEXTS, **fields)["data"] for name, fields in {
+        "dense": {}, "sparse": {"embedding_type": "sparse"}, "multi": {"embedding_type": "multi"},
+    }.items()}  # fmt: skip
+    for row, count in enumerate(answer["vector_count"][:, 0]):
+        dense, sparse, multi = (types[name][row]["embedding"] for name in ("dense", "sparse", "multi"))
+        np.testing.assert_allclose(dense, answer["sentence_embedding"][row], atol=1e-6)
+        assert sparse["indices"] == [id for id in answer["token_id"][row].tolist() if id >= 0]
+        np.testing.assert_allclose(multi, answer["token_embeddings"][row, :count], atol=1e-6)
+
+
+@on_cpu
+def test_late_chunking_gives_each_chunk_a_vector_of_its_context(served):
+    chunks = [f"{TEXTS[0]} ", TEXTS[1]]
+    ends = [len(chunks[0]), len("".join(chunks))]
+    sent = tensors({"input_text": ["".join(chunks)]}) | {"spans": np.array([[[0, ends[0]], ends]])}
+    (vectors,) = ask(served, "sentences", sent, "span_embeddings")["span_embeddings"]
+    data = served.post("/v1/embeddings", model="sentences", input=chunks, late_chunking=True)["data"]
+    np.testing.assert_allclose([item["embedding"] for item in data], vectors, atol=1e-6)
+    alone = ask(served, "sentences", tensors({"input_text": chunks}), "sentence_embedding")["sentence_embedding"]
+    assert ((alone * vectors).sum(axis=1) < 0.999).all()  # the other chunk changes both
+    # Without spans, the answer has none.
+    without = ask(served, "sentences", tensors({"input_text": ["a"]}), "span_embeddings")
+    assert without["span_embeddings"].shape == (1, 0, 32)
 
 
 @on_cpu
@@ -179,96 +246,3 @@ def test_load_test_measures_sparse_vectors(served):
     modes = results["modes"]
     assert min(mode["requests"] for mode in modes.values()) > 0
     assert [mode["failures"] for mode in modes.values()] == [0] * len(modes)
-
-
-def test_smoke_sends_each_task_a_request(served):
-    done = served.make("smoke")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_concurrent_requests_get_their_own_prompts(served, sentence_transformer):
-    """Triton batches only requests that set the same optional inputs."""
-    choices = [{}, {"prompt_name": "query"}, {"prompt": "Find a city: "}]
-    expected = [sentence_transformer.encode(TEXTS, **choice) for choice in choices]
-    cases = [(choice, text) for choice in range(len(choices)) for text in range(len(TEXTS))]
-
-    def embedding(case: tuple[int, int]) -> np.ndarray:
-        choice = {name: [value] for name, value in choices[case[0]].items()}
-        return served.ask("sentences", input_text=[TEXTS[case[1]]], **choice)["sentence_embedding"][0]
-
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(embedding, cases))
-    for (choice, text), answer in zip(cases, answers, strict=True):
-        np.testing.assert_allclose(answer, expected[choice][text], atol=1e-4)
-
-
-@on_cpu
-def test_fill_mask_equals_pipeline(served, checkpoints):
-    texts = [f"{text[:20]} [MASK] rain" for text in TEXTS]
-    answer = served.ask("blanks", input_text=texts)
-    for row, expected in enumerate(pipeline("fill-mask", checkpoints["blanks"])(texts)):
-        assert answer["token"][row].tolist() == [token["token_str"] for token in expected]
-        np.testing.assert_allclose(answer["score"][row], [token["score"] for token in expected], atol=1e-4)
-
-
-@on_cpu
-@pytest.mark.parametrize("text", ["no mask", "[MASK] and [MASK]", "word " * 100 + "[MASK]"])
-def test_fill_mask_requires_exactly_one_mask(served, text):
-    with pytest.raises(TritonError, match=r"each text must have \[MASK\] exactly once") as error:
-        served.ask("blanks", input_text=[text])
-    assert error.value.status == 400
-
-
-@on_cpu
-def test_step_of_an_ensemble_answers_a_typed_error(served):
-    texts = {"name": "input_text", "shape": [1, 1], "datatype": "BYTES", "data": ["no mask"]}
-    with pytest.raises(TritonError) as error:
-        served.triton.infer("blanks", {"inputs": [texts], "parameters": {ERROR_STATUS: True}})
-    typed = decode(str(error.value))
-    assert typed
-    assert (typed.status, list(typed.fields)) == (400, ["input_text"])
-
-
-@on_cpu
-def test_text_ranking_equals_cross_encoder(served, checkpoints):
-    from sentence_transformers import CrossEncoder
-
-    queries = [TEXTS[0]] * len(TEXTS)
-    answer = served.ask("reranker", query=queries, text=TEXTS)
-    expected = CrossEncoder(str(checkpoints["reranker"]), device="cpu").predict(list(zip(queries, TEXTS, strict=True)))
-    np.testing.assert_allclose(answer["score"].ravel(), expected, atol=1e-4)
-    with ThreadPoolExecutor(24) as pool:
-        together = pool.map(lambda text: served.ask("reranker", query=TEXTS[:1], text=[text])["score"], TEXTS)
-    np.testing.assert_allclose(np.concatenate(list(together)).ravel(), expected, atol=1e-4)
-
-
-def test_classifier_takes_a_second_text(served, checkpoints):
-    answer = served.ask("mood", input_text=TEXTS, text_pair=TEXTS[::-1])
-    pairs = [{"text": first, "text_pair": second} for first, second in zip(TEXTS, TEXTS[::-1], strict=True)]
-    expected = pipeline("text-classification", checkpoints["mood"])(pairs, truncation=True)
-    assert answer["label"].ravel().tolist() == [best["label"] for best in expected]
-    np.testing.assert_allclose(answer["score"].ravel(), [best["score"] for best in expected], atol=1e-4)
-
-
-def test_question_answering_equals_the_pipelines_rule(served, checkpoints):
-    """Most contexts are longer than the model's maximum of 64 tokens, some of them many times."""
-    questions, contexts = ["Which one?"] * len(TEXTS), TEXTS
-    answer = served.ask("questions", question=questions, context=contexts)
-    network = transformers.AutoModelForQuestionAnswering.from_pretrained(checkpoints["questions"]).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints["questions"])
-    for row, context in enumerate(contexts):
-        expected = find_answer(network, tokenizer, questions[row], context, encoders.POSITIONS)
-        span = answer["start"][row, 0], answer["end"][row, 0]
-        assert (answer["answer"][row, 0], *span) == (expected.text, expected.start, expected.end)
-        assert answer["score"][row, 0] == pytest.approx(expected.score, abs=1e-4)
-
-
-def test_batched_answers_equal_single_ones(served):
-    """Send texts of many lengths at once, which Triton batches."""
-    alone = [served.ask("mood", input_text=[text])["scores"] for text in TEXTS]
-    with batches_of(served, "mood_encoder", len(TEXTS)), ThreadPoolExecutor(len(TEXTS)) as pool:
-        before = served.triton.statistics()["mood_encoder"]
-        together = list(pool.map(lambda text: served.ask("mood", input_text=[text])["scores"], TEXTS * 4))
-        assert served.executions("mood_encoder", 4 * len(TEXTS), before) == 4
-    for i, scores in enumerate(together):
-        np.testing.assert_allclose(scores, alone[i % len(TEXTS)], atol=1e-5)
