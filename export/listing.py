@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from export.added_adapters import FACT
-from export.catalogue import CATALOGUE, SMALL_MODELS, SYSTEMS
+from export.catalogue import CATALOGUE, SMALL_MODELS, SYSTEMS, find_system
 from export.drafts import FACT as DRAFT
 from export.record import Record, read_records
 from export.sources.source import source_of
 from triton_transformers.cli import out
-from triton_transformers.model_config import ModelConfig, Tensor, load_config, with_steps
+from triton_transformers.model_config import CONFIGS, ModelConfig, Tensor, load_config, with_steps
 from triton_transformers.settings import Settings
 from triton_transformers.tasks.table import ENCODERS, TASKS
 from triton_transformers.tasks.task import Encoder
@@ -125,9 +125,12 @@ def expected_config(inputs: Iterable[str], encoder: Encoder) -> ModelConfig:
 def interface(model: str, repository: Path) -> str:
     """Return the model's tensors in the notation of clients: input_text BYTES [N,1] → output__0 FP32 [N,384]."""
     config = load_config(model, repository)
-    system = SYSTEMS.get(model)
-    if system and not config.inputs and (encoder := ENCODERS.get(system.task)):
-        config = expected_config(TASKS[system.task].inputs, encoder)
+    system = find_system(model)
+    if system and not config.inputs:
+        if encoder := ENCODERS.get(system.task):
+            config = expected_config(TASKS[system.task].inputs, encoder)
+        elif TASKS[system.task].kind == "generation":
+            config = load_config("falcon7b", CONFIGS)  # the recipe writes the same one
 
     def spelled(tensor: Tensor) -> str:
         shape = [*(["N"] if config.max_batch_size else []), *map(str, tensor.dims)]
