@@ -252,7 +252,8 @@ def packages_of(group):
             continue
         read.add(str(requirement))
         name = requirement.name
-        for needed in map(Requirement, REPLACED.get(name) or importlib.metadata.requires(name) or []):
+        needs = REPLACED[name] if name in REPLACED else importlib.metadata.requires(name) or []
+        for needed in map(Requirement, needs):
             extras = requirement.extras or {""}
             if not needed.marker or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
                 waiting.append(needed)
