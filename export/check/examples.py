@@ -10,8 +10,9 @@ import numpy as np
 
 from export.catalogue import Job
 from export.check.served import ServedSystem, Tensors, backend_config
-from triton_transformers.answers import leaves
+from triton_transformers.answers import Outputs, leaves
 from triton_transformers.model_config import find_config
+from triton_transformers.settings import UserError
 from triton_transformers.tasks.examples import Traits
 from triton_transformers.tasks.requests import Config, Examples, Row, example_rows, path_of, pipeline_rows
 from triton_transformers.tensors import DTYPES
@@ -30,12 +31,26 @@ def keep_examples(job: Job, served: ServedSystem) -> None:
 
 
 def keep_pipeline_examples(job: Job, served: ServedSystem, traits: Traits, dtype: str) -> None:
-    """Send the examples to a pipeline on PyTorch, each alone, and keep its answers if only the rows decide them."""
-    rows = pipeline_rows(traits)
-    answers = [] if traits.row.is_random else served.alone([tensors(row, served.config) for row in rows])
-    outputs = [{"outputs": leaves(json.loads(own["outputs"].item()))} for own in answers]
+    """Send the examples to a pipeline on PyTorch, each alone, and keep its answers if only the rows decide them.
+
+    Keep no example that it refuses: a model of few positions takes no long text, CANINE none of one letter.
+    """
+    rows: list[Row] = pipeline_rows(traits)
+    outputs: list[Outputs] = []
+    if not traits.row.is_random:
+        answered = [(row, answer) for row in rows for answer in answers_of(served, row)]
+        rows = [row for row, _ in answered]
+        outputs = [{"outputs": leaves(json.loads(answer["outputs"].item()))} for _, answer in answered]
     precision = "exact" if dtype == "float32" else "inexact"
     Examples(rows, outputs, "pytorch", precision).write(job.folder / job.system)
+
+
+def answers_of(served: ServedSystem, row: Row) -> list[Tensors]:
+    """Return the answer of a system to one row, or nothing if it refuses the row."""
+    try:
+        return served.alone([tensors(row, served.config)])
+    except UserError:
+        return []
 
 
 def keep_requests(system: str, models: list[Path]) -> None:
