@@ -82,6 +82,7 @@ async def embedded(request: Request) -> tuple[EmbedBody, dict[str, Any]]:
     gateway, body, system = await read(request, EmbedBody, "embedding")
     rows = body.rows(gateway, system)
     prompt = encoders.Prompt(purpose=body.input_type)
+    encoders.check_dimensions(body.output_dimension, system.width, "output_dimension")
     vectors, tokens = await encoders.embed(gateway, system, rows, prompt, body.output_dimension)
     types = body.embedding_types or ["float"]
     return body, {

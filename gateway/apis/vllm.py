@@ -110,6 +110,8 @@ async def embeddings(request: Request) -> Response:
     rows = read_rows(gateway, system, *embedded_field(body), only_images=body.modality == "image")
     prompt = encoders.Prompt(body.prompt_name, body.task or body.input_type)
     dimensions = body.dimensions or body.output_dimension
+    if not body.dimensions:
+        encoders.check_dimensions(body.output_dimension, system.width, "output_dimension")
     vectors: encoders.ManyVectors
     if body.late_chunking:
         texts = texts_only(rows, "input")

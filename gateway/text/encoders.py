@@ -167,11 +167,11 @@ def prompt_for(system: System, purpose: str | None) -> str | None:
     return "|".join(dict.fromkeys([purpose, kind, ""]))
 
 
-def check_dimensions(dimensions: int | None, width: int) -> None:
+def check_dimensions(dimensions: int | None, width: int, field: str = "dimensions") -> None:
     """Raise ApiError if the vectors have fewer dimensions; a width of -1 is unknown."""
     if dimensions is not None and dimensions > width >= 0:
-        message = f"'dimensions' is {dimensions}, but the model's vectors have {width} dimensions."
-        raise ApiError(400, message, "dimensions", "invalid_value")
+        message = f"'{field}' is {dimensions}, but the model's vectors have {width} dimensions."
+        raise ApiError(400, message, field, "invalid_value")
 
 
 def shaped(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:

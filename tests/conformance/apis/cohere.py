@@ -243,7 +243,7 @@ WRONG = {
         *wrong("truncate", {"truncate": "NONE"}, {"truncate": "START"}),
         *wrong("max_tokens", {"max_tokens": 5}),
         *wrong("input_type", {"input_type": "video"}),
-        *wrong("dimensions", {"output_dimension": 5}),
+        *wrong("output_dimension", {"output_dimension": 5}),
         *(
             Wrong(CLIP | fields, reason=reason)
             for fields, reason in (

@@ -400,6 +400,7 @@ WRONG = {
         Wrong({"encoding_format": "hex"}, "encoding_format", "invalid enum value 'hex', use 'float' or 'base64'."),
         *wrong("dimensions", {"model": "per_token", "embedding_type": "multi", "dimensions": 1}),
         *wrong("dimensions", *({"dimensions": value} for value in (-1, 5, 10**30, 2.5, True))),
+        *wrong("output_dimension", {"output_dimension": 5}),
         *wrong("model", *({"model": value} for value in (3, None, "classifier"))),
         *(Wrong({name: ABSENT}, name, code="missing_required_parameter") for name in ("input", "model")),
         *wrong("prompt_name", {"prompt_name": "query"}),
