@@ -20,7 +20,7 @@ from loadtest.server.machine import is_busy
 from triton_transformers.files import complete_file
 from triton_transformers.settings import MODES
 
-# The content of results.json, or a part of it (docs/comparison.md).
+# The content of results.json, or a part of it (docs/loadtest.md).
 Results = dict[str, Any]
 
 # Cores that Locust's busiest process may use before it counts as the bottleneck: the limit of Locust's own warning.
@@ -360,10 +360,10 @@ def likely_cause(results: Results) -> str:
     if results["settings"]["users"] == 1:
         return ": one user never has two requests waiting; use more USERS"
     if results["generates"]:
-        return ". Likely cause: a max_batch of 1, or texts that end after one token (docs/comparison.md)"
+        return ". Likely cause: a max_batch of 1, or texts that end after one token (docs/loadtest.md)"
     return (
         ". Likely causes: too few USERS for the model's instances, tensors of unequal length on an input without "
-        "allow_ragged_batch, or a max_batch_size of 1 (docs/comparison.md)"
+        "allow_ragged_batch, or a max_batch_size of 1 (docs/loadtest.md)"
     )
 
 

@@ -76,7 +76,7 @@ class Tuning:
             self.knobs = all_knobs(self.configs, self.subject.cores, self.engines)
             if not self.knobs:
                 raise UserError(
-                    f"'{self.subject.plan.system}' has nothing to tune: docs/tuning.md lists what is searched"
+                    f"'{self.subject.plan.system}' has nothing to tune: docs/sizing.md lists what is searched"
                 )
             models = [Switched(name, config, {}, batches=True) for name, config in self.configs.items()]
             try:

@@ -20,7 +20,7 @@ from triton_transformers.model_config import find_config, with_steps
 from triton_transformers.settings import ROOT, Settings, UserError
 from triton_transformers.triton import TritonError
 
-# The content of tune.json: docs/tuning.md.
+# The content of tune.json: docs/sizing.md.
 Result = dict[str, Any]
 # Model -> the text of the file that configures it.
 Texts = dict[str, bytes]

@@ -1,4 +1,4 @@
-"""Spans of the backends' own steps, below those that Triton records of its models (TRACE=1, docs/tracing.md).
+"""Spans of the backends' own steps, below those that Triton records of its models (TRACE=1, docs/loadtest.md).
 
 A thread sends them where Triton sends its own, as OTLP/HTTP in JSON. It drops spans if no receiver listens there, or if
 more arrive than it can send.

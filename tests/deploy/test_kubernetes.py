@@ -322,7 +322,7 @@ def test_documented_overlay_renders():
 
 
 def test_documented_sources_of_models_render():
-    _, volume, image = documented()
+    _, volume, image, _ = documented()
     claim = find(render_with("cpu", **volume), "PersistentVolumeClaim", "models")["spec"]
     assert (claim["accessModes"], claim["storageClassName"]) == (["ReadWriteMany"], "nfs")
     pod = find(render_with("cpu", ["models-image"], **image), "Deployment", "triton")["spec"]["template"]["spec"]

@@ -1,4 +1,4 @@
-"""The components that scale a cluster: docs/autoscaling.md."""
+"""The components that scale a cluster: docs/kubernetes.md."""
 
 from __future__ import annotations
 

@@ -287,8 +287,8 @@ def test_neuron_monitor_ends_if_either_program_ends(new_compose, tmp_path, monit
 
 
 def documented_commands() -> list[str]:
-    """Return the commands of docs/docker.md that start the stack without make."""
-    page = (ROOT / "docs/docker.md").read_text()
+    """Return the commands of docs/install.md that start the stack without make."""
+    page = (ROOT / "docs/install.md").read_text()
     section = page.split("## Without make")[1]
     (block,) = re.findall(r"```sh\n(.*?docker compose --profile cpu up.*?)```", section, re.DOTALL)
     return block.splitlines()
@@ -333,7 +333,7 @@ def test_compose_alone_reads_the_file_without_settings(clone, profile):
 
 def test_each_documented_command_has_the_files_and_the_profile():
     prefix = documented_commands()[-1].removesuffix("up --build")
-    commands = re.findall(r"docker compose (?:--profile|stop|exec).*", (ROOT / "docs/docker.md").read_text())
+    commands = re.findall(r"docker compose (?:--profile|stop|exec).*", (ROOT / "docs/install.md").read_text())
     assert len(commands) == 4
     assert [command for command in commands if not command.startswith(prefix)] == []
 

@@ -95,7 +95,7 @@ def test_health_metadata_and_statistics_are_open(client, library):
 
 @pytest.mark.parametrize("library", [httpclient, grpcclient], ids=["http", "grpc"])
 def test_encrypted_connection_is_refused(lookup, library):
-    """Serve no TLS: docs/local.md names a proxy for that."""
+    """Serve no TLS: docs/install.md names a proxy for that."""
     with connect(lookup, library, ssl=True) as client, pytest.raises((InferenceServerException, OSError)):
         client.is_server_live() if library is httpclient else client.infer("lookup", [ids_input(library)])
 

@@ -161,7 +161,8 @@ def test_published_client_works_as_written(served, original):
 
 
 def test_documented_requests_work(served, original):
-    document = (ROOT / "docs/gpt2.md").read_text().replace("localhost:8000", served.http.removeprefix("http://"))
+    document = (ROOT / "docs/guides.md").read_text().split("## GPT-2 in three steps")[1]
+    document = document.replace("localhost:8000", served.http.removeprefix("http://"))
     curls = re.findall(r"```sh\n(curl .*?)```", document, re.DOTALL)
     prompts = ["My dog is cute, but", "It was raining when"]
     expected = [[original.next(prompts[0])], [original.continuation(prompt, 50) for prompt in prompts]]

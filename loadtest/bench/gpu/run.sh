@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The kit for a bare machine with a GPU and without a network: docs/cuda.md. `run.sh pack` runs here, the other steps
-# there, in a copy of this checkout. Each step can be repeated: it goes on where the last one ended.
+# The kit for a bare machine with a GPU and without a network: docs/accelerators.md. `run.sh pack` runs here, the
+# other steps there, in a copy of this checkout. Each step can be repeated: it goes on where the last one ended.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 

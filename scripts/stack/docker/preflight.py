@@ -50,7 +50,7 @@ def check_compiling(settings: Settings) -> None:
     if settings.neuron_chip == "inf1":
         raise UserError(
             "NEURON_CHIP=inf1: `make models` compiles for inf2 and trn1. For a model that you compiled with "
-            "torch.neuron.trace, use scripts/neuron/gen_triton_model.py (docs/neuron.md)"
+            "torch.neuron.trace, use scripts/neuron/gen_triton_model.py (docs/accelerators.md)"
         )
     check_neuron_devices(settings, "set NEURON_DEVICES=0 to compile without a device")
 
