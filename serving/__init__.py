@@ -4,7 +4,7 @@ import os
 import sys
 
 # The local runtime names the folder of TRANSFORMERS there, and the image with vLLM that of our packages:
-# docs/triton-faults.md#locale-and-pythonpath.
+# TRITON-FAULTS.md#locale-and-pythonpath.
 folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 sys.path[:0] = [folder for folder in folders if folder and folder not in sys.path]
 

@@ -23,7 +23,7 @@ CANCEL = "cancel"
 # --- parameters of a request ------------------------------------------------------------------------------------------
 
 # Asks for an empty response at once and every two seconds (serving/triton/heartbeats.py). If these stop for SILENCE_S,
-# the process has crashed: docs/triton-faults.md#crashed-processes-of-texts.
+# the process has crashed: TRITON-FAULTS.md#crashed-processes-of-texts.
 HEARTBEATS, SILENCE_S = "heartbeats", 8.0
 
 # --- parameters of a model --------------------------------------------------------------------------------------------

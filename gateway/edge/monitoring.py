@@ -37,7 +37,7 @@ def _first_of(own: str, tritons: str) -> str:
     return f"({_rate(own)} or {_rate(tritons)})"
 
 
-# Figure -> PromQL. Triton counts a failed request to an ensemble twice (docs/metrics.md), so failures are kept apart.
+# Figure -> PromQL. Triton counts a failed request to an ensemble twice (docs/monitoring.md): keep failures apart.
 QUERIES = {
     "successes": _rate("nv_inference_request_success"),
     "failures": _rate("nv_inference_request_failure", '{reason!="CANCELED"}'),

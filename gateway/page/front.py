@@ -244,7 +244,7 @@ def system_figures(loaded: Loaded, figures: RecentFigures) -> list[Figure]:
     def total(figure: str) -> float:
         return sum(own.get(figure, 0.0) for own in counted)
 
-    # Triton counts a failed request to an ensemble twice (docs/metrics.md).
+    # Triton counts a failed request to an ensemble twice (docs/monitoring.md).
     failures = total("failures") / (2 if loaded.configs[loaded.name].HasField("ensemble_scheduling") else 1)
     model = next((name for name, config in loaded.configs.items() if is_model(config)), "")
     batch = figures.models.get(model, {}).get("batch")

@@ -24,7 +24,7 @@ from gateway.triton.served import Served, System
 from triton_transformers.tensors import Tensor
 
 # Parts of long requests that Triton has at a time, for each model. The requests of other clients wait behind them, also
-# after the client has left: docs/triton-faults.md#cancellations. Two would keep one instance busy.
+# after the client has left: TRITON-FAULTS.md#cancellations. Two would keep one instance busy.
 PARTS_AT_ONCE = 4
 
 

@@ -41,7 +41,7 @@ OPTIONS: Mapping[str, int | str] = {
 RESOLVE_S = 2.0
 # Seconds for the requests that are in flight on connections to earlier replicas, streams among them.
 MAX_STREAM_S = 3600
-# docs/triton-faults.md#cancellations
+# TRITON-FAULTS.md#cancellations
 FIRST_SAFE_RELEASE = (2, 59)
 # Triton reports its release at once, unless it loads a model.
 RELEASE_S = 0.2
@@ -269,7 +269,7 @@ def retrieve_error(answer: asyncio.Future[Any]) -> None:
 def _stream_error(message: str) -> grpc.aio.AioRpcError:
     """Return the error of a response, with the status that it has outside of streams.
 
-    See docs/triton-faults.md#errors-in-streams.
+    See TRITON-FAULTS.md#errors-in-streams.
     """
     if typed := decode(message):
         return rpc_error(STATUSES.get(typed.status, grpc.StatusCode.UNKNOWN), message)

@@ -18,7 +18,7 @@ key="triton-admin-key=${TRITON_ADMIN_KEY:?is empty: run make up, which makes one
 
 export BIND_ADDRESS=${BIND_ADDRESS:-127.0.0.1}
 
-# Each Python process starts with 64 MiB of shared memory (docs/triton-faults.md#small-shared-memory), or with a sixteenth
+# Each Python process starts with 64 MiB of shared memory (TRITON-FAULTS.md#small-shared-memory), or with a sixteenth
 # of a smaller /dev/shm: Docker's default is 64 MB in all. Triton's minimum is 4 MiB. Some df lack --output.
 shm=${TRITON_SHM_BYTES:-}
 if [[ -z $shm ]]; then
@@ -41,14 +41,14 @@ flags=(
   --http-address="$BIND_ADDRESS" --http-port="${TRITON_HTTP_PORT:-8000}"
   --grpc-address="$BIND_ADDRESS" --grpc-port="${TRITON_GRPC_PORT:-8001}"
   --metrics-address="$BIND_ADDRESS" --metrics-port="${TRITON_METRICS_PORT:-8002}"
-  # docs/triton-faults.md#front-ends-that-ignore-the-key
+  # TRITON-FAULTS.md#front-ends-that-ignore-the-key
   --allow-sagemaker=false --allow-vertex-ai=false
   --http-restricted-api="$restricted:$key"
   --grpc-restricted-protocol="$restricted:$key"
   --backend-config="python,shm-default-byte-size=$shm"
   --log-verbose="${TRITON_LOG_VERBOSE:-0}"
 )
-# docs/triton-faults.md#errors-without-a-gpu. A filter of the log would lose the last lines of a crash, because a container
+# TRITON-FAULTS.md#errors-without-a-gpu. A filter of the log would lose the last lines of a crash, because a container
 # ends with its first process.
 if [[ ${PROFILE:-cpu} != cuda ]]; then
   # Only PROFILE=cuda has the packages for instances on GPUs.
@@ -86,7 +86,7 @@ if [[ -z ${SYSTEMS_FILE:-} ]]; then
   done
 fi
 
-# docs/triton-faults.md#front-ends-that-ignore-the-key
+# TRITON-FAULTS.md#front-ends-that-ignore-the-key
 unset "${!AIP_@}"
 # ONNX Runtime 1.29 and later report usage by default.
 export ORT_DISABLE_TELEMETRY=1

@@ -206,7 +206,7 @@ class DrillStack(OwnStack):
         start = time.monotonic()
         for model in SYSTEM[1:]:
             config = self.triton.config(model)
-            # docs/triton-faults.md#unchanged-loads
+            # TRITON-FAULTS.md#unchanged-loads
             config.setdefault("parameters", {})["measured"] = {"string_value": secrets.token_hex(4)}
             self.triton.load(model, config)
         return time.monotonic() - start

@@ -1,4 +1,4 @@
-"""The load generator's metrics for Prometheus, while it runs. docs/metrics.md lists every name.
+"""The load generator's metrics for Prometheus, while it runs. docs/monitoring.md lists every name.
 
 They count requests, seconds and latencies of measured windows only. So requests divided by seconds is the throughput
 of all windows together, whenever Prometheus scrapes.

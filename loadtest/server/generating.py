@@ -25,7 +25,7 @@ def with_limit(config: Config, texts: int) -> Config:
 
 @dataclass(frozen=True)
 class Generated:
-    """The counters of a generating model at a moment, or their growth over a time; docs/metrics.md explains each."""
+    """The counters of a generating model at a moment, or their growth over a time; docs/monitoring.md explains each."""
 
     seconds: float
     generated_tokens: float = 0

@@ -75,7 +75,7 @@ def newest_values() -> list[Any]:
             Query(f"sum(model_reason:failures:rate{WHICH})", "failures/s", instant=True), bad_from=0.001),
         number("Pending", "Requests in the queues of all models.", "none",
             Query(f"sum(model:pending_requests:sum{WHICH})", "pending", instant=True)),
-        number("Alerts firing", "Prometheus lists them on its page Alerts; docs/alerts.md has the remedies.", "none",
+        number("Alerts firing", "Prometheus lists them on its page Alerts; docs/monitoring.md has remedies.", "none",
             Query('count(ALERTS{alertstate="firing"}) or vector(0)', "alerts", instant=True), bad_from=1),
         names("Engines",
             "What computes each model, in which precision. For ONNX models on a CPU, TRITON_ENGINE chooses.",

@@ -399,7 +399,7 @@ class Stack(ABC):
         """Print the alerts that fire. The table of processes shows a Prometheus that does not answer."""
         with contextlib.suppress(PrometheusError):
             for name, summary in Prometheus(self.page("prometheus"), timeout=2).firing_alerts():
-                out.print(f"[red]alert {name}:[/] {escape(summary)} (docs/alerts.md#{name.lower()})")
+                out.print(f"[red]alert {name}:[/] {escape(summary)} (docs/monitoring.md#{name.lower()})")
 
     def print_models(self) -> bool:
         """Print the state of every model. Return whether all are ready."""

@@ -33,7 +33,7 @@ from triton_transformers.protocol import CANCEL, ENGINE, HEARTBEATS, SILENCE_S, 
 
 # How often to ask Triton whether clients still wait, and the largest share of the time for it.
 CHECK_S, CHECK_SHARE = 0.5, 0.05
-# How long to keep the iterators of responses that have ended: docs/triton-faults.md#iterators-of-responses.
+# How long to keep the iterators of responses that have ended: TRITON-FAULTS.md#iterators-of-responses.
 KEPT_S = 10.0
 ITS_PART = "which generates for this one"
 
@@ -181,7 +181,7 @@ class GenerationFront(Backend):
     def watch(self) -> None:
         """End the texts of clients that left, and the requests to an engine that has crashed.
 
-        See docs/triton-faults.md#cancellations and docs/triton-faults.md#crashed-processes-of-texts.
+        See TRITON-FAULTS.md#cancellations and TRITON-FAULTS.md#crashed-processes-of-texts.
         """
         pause = CHECK_S
         while not self.closed.wait(pause):
@@ -203,7 +203,7 @@ class GenerationFront(Backend):
 
 
 def error_of(message: str, engine: str) -> Exception:
-    """Return the engine's error, or Triton's: docs/triton-faults.md#errors-of-called-models."""
+    """Return the engine's error, or Triton's: TRITON-FAULTS.md#errors-of-called-models."""
     if typed := decode(message):
         return CalledModelError(typed)
     if triton_messages.is_not_ready(message):

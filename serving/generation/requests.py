@@ -219,7 +219,7 @@ class TextGeneration(Backend):
         return structure
 
     def cancel(self, id: str) -> None:
-        """End the request with this id: docs/triton-faults.md#cancellations."""
+        """End the request with this id: TRITON-FAULTS.md#cancellations."""
         if job := self.cancellable.get(id):
             job.end_requested = True
 

@@ -202,7 +202,7 @@ class PromptRequest:
     def error_response(self, error: Exception) -> pb_utils.InferenceResponse:
         """Return the error that ends the request. The front's may follow another response, so it is an output.
 
-        See docs/triton-faults.md#errors-of-called-models.
+        See TRITON-FAULTS.md#errors-of-called-models.
         """
         if not (self.answer_key and self.wants_heartbeats):
             return responses.error_response(error, self.wants_typed_errors)

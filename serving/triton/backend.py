@@ -28,7 +28,7 @@ SERVING_THRESHOLDS, LOADING_THRESHOLDS = gc.get_threshold(), (50_000,)
 
 
 def exit_now() -> None:
-    """End this process without Python's teardown: docs/triton-faults.md#teardown-of-a-process."""
+    """End this process without Python's teardown: TRITON-FAULTS.md#teardown-of-a-process."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -47,7 +47,7 @@ def guarded(
 ) -> Callable[[Sequence[pb_utils.InferenceRequest]], Any]:
     """Return `execute` with a check before and after each batch, which may end this process.
 
-    See docs/triton-faults.md#stalled-processes.
+    See TRITON-FAULTS.md#stalled-processes.
     """
     try:
         memory = StubMemory(stub_arguments("self"))
@@ -136,7 +136,7 @@ class DelegatingBackend(ABC):
     auto_complete_config = staticmethod(Backend.auto_complete_config)
 
     def initialize(self, args: InstanceArgs) -> None:
-        # PyTorch's own files, which ModernBERT needs, are not ASCII: docs/triton-faults.md#locale-and-pythonpath
+        # PyTorch's own files, which ModernBERT needs, are not ASCII: TRITON-FAULTS.md#locale-and-pythonpath
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
         os.environ["HF_HUB_OFFLINE"] = "1"  # every file that is served is in the model repository
         self.backend = self.chosen_backend(json.loads(args["model_config"]), args)

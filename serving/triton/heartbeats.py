@@ -1,7 +1,7 @@
 """Send empty responses to clients that wait, so that they notice a crash.
 
-See docs/triton-faults.md#crashed-processes-of-texts. The first one also frees a thread of Triton's:
-docs/triton-faults.md#calls-that-wait.
+See TRITON-FAULTS.md#crashed-processes-of-texts. The first one also frees a thread of Triton's:
+TRITON-FAULTS.md#calls-that-wait.
 """
 
 from __future__ import annotations

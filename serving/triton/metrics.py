@@ -1,4 +1,4 @@
-"""Adds the backends' metrics to Triton's own /metrics. docs/metrics.md lists every name."""
+"""Adds the backends' metrics to Triton's own /metrics. docs/monitoring.md lists every name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GAUGES = {
     "waiting_texts": "Texts that wait until one of the running texts has ended",
     "cache_usage_ratio": "Share of the cache for keys and values that is in use",
 }
-# A backend that responds after execute() counts these: docs/triton-faults.md#counters.
+# A backend that responds after execute() counts these: TRITON-FAULTS.md#counters.
 REQUEST_COUNTERS = ("requests", "request_microseconds", "waiting_microseconds")
 SEND_INTERVAL_S = 0.5
 
@@ -119,7 +119,7 @@ class Metrics:
                     values = dict(self.values)
                 for name, count in counts.items():
                     totals[name].increment(count)
-                # docs/triton-faults.md#lost-metrics
+                # TRITON-FAULTS.md#lost-metrics
                 for name, gauge in gauges.items():
                     gauge.set(0 if closed else values[name])
                 sizes = (0, 0, 0, 0) if closed else (process_memory(), process_memory(os.getppid()), *memory())
@@ -139,7 +139,7 @@ def _metric(kind: str, name: str, description: str, labels: dict[str, str]) -> p
         name=f"transformers_{name}", description=description, kind=getattr(pb_utils.MetricFamily, kind)
     )
     metric = family.Metric(labels=labels)
-    # Keep both until the process ends: docs/triton-faults.md#lost-metrics.
+    # Keep both until the process ends: TRITON-FAULTS.md#lost-metrics.
     for kept in (family, metric):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     return metric

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-# The layout of python_backend on x86-64, for docs/triton-faults.md#stalled-processes: each object follows a counter of
+# The layout of python_backend on x86-64, for TRITON-FAULTS.md#stalled-processes: each object follows a counter of
 # its users, and a handle is the offset of that counter.
 COUNTER_BYTES = 16
 # IPCControlShm: stub_health, parent_health, and the handles of five queues, the first of which leads to the process.

@@ -1,7 +1,7 @@
 """Load the systems of the server, and help Triton where a Python process of a model crashes or stands still.
 
 serve.sh starts this with the pid and the start time of tritonserver, and again if it crashes. It ends with the server.
-Each module handles one of the faults in docs/triton-faults.md.
+Each module handles one of the faults in TRITON-FAULTS.md.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ NICENESS = -10
 
 
 def kill_orphans(server: int) -> None:
-    """Kill the stubs of a server that has ended: docs/triton-faults.md#orphaned-processes.
+    """Kill the stubs of a server that has ended: TRITON-FAULTS.md#orphaned-processes.
 
     Search all processes for the server's pid, because a stub that was just starting is in no list yet. Search twice,
     because a stub is a shell for its first milliseconds.

@@ -1,4 +1,4 @@
-"""Reload a model whose Python process crashed: docs/triton-faults.md#crashed-processes."""
+"""Reload a model whose Python process crashed: TRITON-FAULTS.md#crashed-processes."""
 
 import time
 from dataclasses import dataclass

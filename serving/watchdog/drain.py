@@ -1,6 +1,6 @@
 """Let Triton finish the requests that it has accepted, and refuse new ones, before it gets SIGTERM.
 
-docs/triton-faults.md#requests-lost-at-sigterm
+TRITON-FAULTS.md#requests-lost-at-sigterm
 
 `python3 -m serving.watchdog.drain SECONDS` waits before that, until clients know that this server leaves (Kubernetes'
 preStop hook).

@@ -1,4 +1,4 @@
-"""End a Python process whose end Triton waits for in vain while a model loads: docs/triton-faults.md#endless-loads."""
+"""End a Python process whose end Triton waits for in vain while a model loads: TRITON-FAULTS.md#endless-loads."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
 """Exit with 0 if Triton is ready, each of its systems too, and each model has all its Python processes.
 
-docs/triton-faults.md#crashed-processes. Only the standard library: this runs in every image.
+TRITON-FAULTS.md#crashed-processes. Only the standard library: this runs in every image.
 """
 
 from __future__ import annotations

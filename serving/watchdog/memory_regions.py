@@ -1,6 +1,6 @@
 """Look after the memory that Triton shares with each Python process.
 
-docs/triton-faults.md#stalled-processes, docs/triton-faults.md#readable-memory, docs/triton-faults.md#left-over-memory.
+TRITON-FAULTS.md#stalled-processes, TRITON-FAULTS.md#readable-memory, TRITON-FAULTS.md#left-over-memory.
 """
 
 import contextlib

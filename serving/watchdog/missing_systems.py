@@ -1,4 +1,4 @@
-"""Load the systems that the server lacks, as after a crash: docs/triton-faults.md#endless-loads."""
+"""Load the systems that the server lacks, as after a crash: TRITON-FAULTS.md#endless-loads."""
 
 import contextlib
 import os

@@ -145,7 +145,7 @@ def required_processes(triton: Triton, model: str) -> int:
 def reload(triton: Triton, model: str) -> None:
     config = triton.config(model)
     parameters = config.setdefault("parameters", {})
-    # docs/triton-faults.md#unchanged-loads
+    # TRITON-FAULTS.md#unchanged-loads
     count = parameters.setdefault(RELOADS, {"string_value": "0"})
     count["string_value"] = str(int(count["string_value"]) + 1)
     if FIRST_CORE in parameters:  # the model's other processes hold the cores

@@ -185,7 +185,7 @@ def traced(stack):
 
 
 def compare_without_a_crash(traced) -> subprocess.CompletedProcess[str]:
-    """Run a comparison. Repeat it if Triton crashed or stopped answering: docs/triton-faults.md#tracing."""
+    """Run a comparison. Repeat it if Triton crashed or stopped answering: TRITON-FAULTS.md#tracing."""
     for _ in range(3):
         crashes = traced.log.count(CRASH)
         try:

@@ -66,7 +66,7 @@ def test_status_names_other_settings_and_firing_alerts(tmp_path, capsys, monkeyp
         assert stack.status()
         printed = capsys.readouterr().out
         assert ("The stack runs with other values of TRITON_HTTP_PORT." in printed) == differs
-        assert "alert Full: [no] space (docs/alerts.md#full)\n" in printed
+        assert "alert Full: [no] space (docs/monitoring.md#full)\n" in printed
         assert "TargetDown" not in printed
 
 

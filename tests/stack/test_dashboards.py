@@ -194,7 +194,7 @@ def test_every_queried_metric_exists_and_is_documented(run, prometheus):
     queried -= {"ALERTS", "gateway_certificate_expiry_timestamp_seconds"}
     existing = set(prometheus.label_values("__name__", '{__name__!=""}', time.time() - 300, time.time()))
     assert queried - existing == set()
-    documented = set(re.findall(r"^\| `([\w:]+)", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `([\w:]+)", (ROOT / "docs/monitoring.md").read_text(), re.MULTILINE))
     prefixes = ("gateway_", "loadtest_", "transformers_", "nv_", "model", "run", "stack")
     ours = {name for name in existing if name.startswith(prefixes)}
     ours = {re.sub(r"(?<=seconds)_(bucket|sum|count)$", "", name) for name in ours}

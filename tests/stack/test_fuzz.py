@@ -49,7 +49,7 @@ QUEUE_DELAY_US = 20_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200 + REQUESTS // 10)]
 
-# docs/triton-faults.md#bad-requests
+# TRITON-FAULTS.md#bad-requests
 TRITON_DEPTH, GATEWAY_DEPTH = 10_000, 40_000
 # Answers of Triton's own front ends that are failures by their status only: port, status, message.
 # Later releases answer wrong JSON with 400.

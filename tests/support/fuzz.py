@@ -185,7 +185,7 @@ def json_bytes(rng: Random, tree: Any, depth: int) -> bytes:
 
 
 def without_crash(tree: Any) -> Any:
-    """Replace shapes that crash Triton: docs/triton-faults.md#bad-requests."""
+    """Replace shapes that crash Triton: TRITON-FAULTS.md#bad-requests."""
     inputs = tree.get("inputs") if isinstance(tree, dict) else None
     for tensor in inputs if isinstance(inputs, list) else []:
         shape = tensor.get("shape") if isinstance(tensor, dict) and tensor.get("datatype") in NUMERIC else None
@@ -224,7 +224,7 @@ def http(rng: Random, to: str, method: str, path: str, body: bytes, header: str 
     broken = seldom(rng, "", BROKEN_LINES)
     head = "\r\n".join(filter(None, [*lines, broken])) + "\r\n\r\n"
     framed = whole and not broken and method.isupper() and method not in ("CONNECT", "PRI", "X")
-    # Some longer paths get no answer: docs/triton-faults.md#bad-requests.
+    # Some longer paths get no answer: TRITON-FAULTS.md#bad-requests.
     framed = framed and (to == "GATEWAY_PORT" or len(lines[0]) < 4096)
     return Request(to, head.encode("latin-1") + body, method, framed, leaves=one_in(rng, 20))
 
@@ -327,7 +327,7 @@ def triton_grpc(rng: Random, configs: dict[str, Any]) -> Request:
     if one_in(rng, 10):
         data = damaged(rng, data) if one_in(rng, 2) else noise(rng, 40)
     name = seldom(rng, name, ["", "Nothing", "ModelInfer/x", "a" * 5000])
-    # No client leaves: docs/triton-faults.md#cancellations.
+    # No client leaves: TRITON-FAULTS.md#cancellations.
     return Request("TRITON_GRPC_PORT", data, f"/{SERVICE.full_name}/{name}")
 
 
@@ -351,7 +351,7 @@ def infer_message(rng: Random, config: dict[str, Any]) -> Any:
     for output in config["output"]:
         if one_in(rng, 2):
             added = message.outputs.add(name=seldom(rng, output["name"], NAMES))
-            # Not for an output of texts: docs/triton-faults.md#bad-requests.
+            # Not for an output of texts: TRITON-FAULTS.md#bad-requests.
             if one_in(rng, 20) and output["data_type"] != "TYPE_STRING":
                 added.parameters["classification"].int64_param = rng.choice([-1, 0, 1, 2**62])
     if one_in(rng, 10):

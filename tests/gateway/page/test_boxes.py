@@ -518,7 +518,7 @@ def test_try_has_the_limits_of_the_api(config: Config) -> None:
 
 def test_query_reads_metrics_that_exist() -> None:
     own = {family.name for family in Counters().registry.collect()}
-    documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/monitoring.md").read_text(), re.MULTILINE))
     for metric in promql.metrics(QUERY):
         assert re.sub("_(total|bucket)$", "", metric) in own or metric in documented, metric
 

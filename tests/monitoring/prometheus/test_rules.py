@@ -17,7 +17,7 @@ from tests.support import promql
 from triton_transformers.settings import ROOT
 
 FOLDER = ROOT / "monitoring/prometheus"
-RUNBOOK = "docs/alerts.md"
+RUNBOOK = "docs/monitoring.md"
 
 
 @functools.cache
@@ -106,5 +106,5 @@ def test_alert_has_a_link_a_case_that_fires_and_one_that_does_not(name):
 
 
 def test_runbook_has_one_section_per_alert():
-    sections = re.findall(r"^## (.*)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)
+    sections = re.findall(r"^### (.*)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)
     assert sections == list(ALERTS)

@@ -155,6 +155,6 @@ def test_every_metric_of_the_backends_is_documented():
         for node in module.body
         if isinstance(node, ast.Assign) and node.targets[0].id in ("COUNTERS", "GAUGES")
     }
-    documented = (ROOT / "docs/metrics.md").read_text()
+    documented = (ROOT / "docs/monitoring.md").read_text()
     assert [name for name in names["COUNTERS"] if f"| `transformers_{name}_total` | counter |" not in documented] == []
     assert [name for name in names["GAUGES"] if f"| `transformers_{name}` | gauge |" not in documented] == []
