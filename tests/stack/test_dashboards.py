@@ -468,7 +468,8 @@ def test_gateway_page_has_the_figures_of_the_running_stack(served):
         text = " ".join(re.sub("<[^>]*>", " ", page.read().decode()).split())
         # Prometheus has read the counters of Triton and of the gateway twice.
         measured = (
-            r"95 % answered within [\d.]+ ms.* mean latency [\d.]+ ms.* encoder packed_onnx, .*, up to 64 [\d.]+ "
+            r"95 % answered within last 60 s [\d.]+ ms.* mean latency last 60 s [\d.]+ ms.* "
+            r"encoder packed_onnx, .*, up to 64 [\d.]+ "
         )
         return text if re.search(measured, text) else ""
 
