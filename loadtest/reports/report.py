@@ -508,13 +508,10 @@ def drawn_dashboard(prometheus: Prometheus, run: str, windows: list[Window]) -> 
 
 
 def charts_only(dashboard: dict[str, Any]) -> dict[str, Any]:
-    """Return the dashboard's charts over time, two per row, or three in the first row if their number is odd.
+    """Return the dashboard with only its charts over time that the report has not drawn itself.
 
     Its other panels repeat the report's numbers, computed differently: Prometheus divides the requests of all windows
     by their seconds, where the report takes the mean over rounds.
     """
-    panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] != "Requests/s"]
-    first = 3 if len(panels) % 2 else 2
-    places = [{"x": n * 24 // first, "y": 0, "w": 24 // first, "h": 8} for n in range(first)]
-    places += [{"x": n % 2 * 12, "y": (n // 2 + 1) * 8, "w": 12, "h": 8} for n in range(len(panels) - first)]
-    return dashboard | {"panels": [p | {"gridPos": place} for p, place in zip(panels, places, strict=True)]}
+    charts = (panel for panel in dashboard["panels"] if panel["type"] == "timeseries")
+    return dashboard | {"panels": [panel for panel in charts if panel["title"] != "Requests/s over time"]}
