@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 
 def page(package: str, template: str, **values: object) -> Markup:
@@ -16,4 +17,12 @@ def page(package: str, template: str, **values: object) -> Markup:
 @functools.cache
 def _environment(package: str) -> Environment:
     """Return the environment of the package, which keeps its compiled templates."""
-    return Environment(loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    loader = PackageLoader(package, ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["prose"] = prose
+    return environment
+
+
+def prose(text: str) -> Markup:
+    """Return a sentence as HTML, with the commands between its backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))

@@ -153,6 +153,12 @@ def _modes(text: str) -> tuple[str, ...]:
     return tuple(mode for mode in MODES if mode in chosen)
 
 
+def _system(text: str) -> str:
+    if len(text.split()) != 1:
+        raise ValueError("SYSTEM takes one system: run the command once for each")
+    return text
+
+
 def _formats(text: str) -> tuple[str, ...]:
     formats = tuple(text.split())
     if len(formats) == 1 or len(set(formats)) < len(formats) or len(formats) > len(MODES):
@@ -344,7 +350,7 @@ class Settings(dict[str, str]):
     tokens = Setting(_integer(1), "32", shown=True)
 
     # The comparison (`make loadtest`)
-    system = Setting(str, "embedding", shown=True)
+    system = Setting(_system, "embedding", shown=True)
     workload = Setting(_choice("mixed", "published"), "mixed", shown=True)
     protocol = Setting(_choice("http", "grpc", "openai"), "http", shown=True)
     users = Setting(_optional(_integer(1)), shown=True)

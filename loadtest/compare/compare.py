@@ -331,7 +331,7 @@ def main() -> int:
     results = comparison.results()
     prometheus = Prometheus(comparison.settings.url("PROMETHEUS_PORT"))
     with err.status("drawing the report"):
-        dashboard = report.drawn_dashboard(prometheus, comparison.run, comparison.windows)
+        dashboard = report.drawn_dashboard(prometheus, results, comparison.windows)
     print_table(results, out)  # before the report, which a full disk prevents
     for complaint in results["complaints"]:
         err.print(f"{'[yellow]doubtful:[/]' if results['passed'] else '[red]not proven:[/]'} {escape(complaint)}")

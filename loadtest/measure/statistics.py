@@ -142,10 +142,13 @@ def heaviest(windows: list[Window]) -> str:
 def summary(windows: list[Window], model: str) -> Results:
     """Return the numbers of several windows of one mode.
 
-    Throughput is the windows' geometric mean, so that the quotient of two modes is the ratio of the verdict.
+    Throughput is the windows' geometric mean, and in an open loop the 95th percentile too, so that the quotient of two
+    modes is the ratio of the verdict.
     """
     milliseconds = latencies(windows)
     p50, p95, p99 = np.percentile(milliseconds, (50, 95, 99)).tolist() if milliseconds else (None,) * 3
+    if windows[0].open_loop and (mean := geometric_mean([score(window) for window in windows])):
+        p95 = 1 / mean
     models = {name: ModelBatches.from_counters([w.counters[name] for w in windows]) for name in windows[0].counters}
     if model not in models:  # another format of the system has other models
         model = heaviest(windows)

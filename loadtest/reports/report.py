@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from functools import partial
@@ -40,7 +41,7 @@ from monitoring.drawing.evaluate import BATCHING, Range, load
 from triton_transformers.files import WRITING, complete_folder, write_atomically, write_json
 from triton_transformers.pages import page
 from triton_transformers.prometheus import Prometheus, PrometheusError
-from triton_transformers.settings import DEFAULTS, TABLE, Settings
+from triton_transformers.settings import DEFAULTS, MODES, TABLE, Settings
 
 # Requests whose answers are compared between formats, sent one at a time: the slowest formats answer a few per second.
 COMPARED = 64
@@ -180,46 +181,27 @@ def left_out(results: Results) -> list[str]:
 
 
 def columns(results: Results) -> list[str]:
-    """Return the header of the table: a column for each mode, and the ratio to the baseline."""
-    dynamic = "together" if results["generates"] else results["verdict"]["subject"]
-    modes = [label(mode, results) for mode in results["modes"]]
-    return ["", *modes, f"{dynamic} / {label(results['verdict']['baseline'], results)}"]
+    """Return the header of the table: a column for each mode."""
+    return ["", *(label(mode, results) for mode in results["modes"])]
 
 
 def rows(results: Results) -> list[list[str]]:
-    """Return a row for each number: its label, its value in each mode, its ratio. results.json has every number."""
-    modes, verdict = results["modes"], results["verdict"]
+    """Return a row for each number: its label, and its value in each mode. results.json has every number."""
+    modes = results["modes"]
 
-    def row(name: str, key: str, form: str, compare: bool = True) -> list[str]:
+    def row(name: str, key: str, form: str) -> list[str]:
         values = [figures[key] for figures in modes.values()]
-        dynamic, other = modes[verdict["subject"]][key], modes[verdict["baseline"]][key]
-        shown = ["-" if value is None else format(value, form) for value in values]
-        ratio = dynamic / other if compare and dynamic and other else 0.0
-        return [name, *shown, f"{ratio:.2f}" if ratio >= 0.01 else f"{ratio:.1g}" if ratio else ""]
+        return [name, *("-" if value is None else format(value, form) for value in values)]
 
-    # The latency of an overloaded mode depends on how long the windows are, and so would its ratio.
-    comparable = not verdict["overloaded"]
-    p50, p95, p99 = (row(f"latency {p}, ms", f"{p}_ms", ".0f", comparable) for p in ("p50", "p95", "p99"))
+    p50, p95, p99 = (row(f"latency {p}, ms", f"{p}_ms", ".0f") for p in ("p50", "p95", "p99"))
     locust = [
-        row("Locust, cores", "cpu", ".2f", compare=False),
-        row("other programs, cores", "other_cores", ".2f", compare=False),
-        row("requests measured", "requests", "d", compare=False),
-        row("failed", "failures", "d", compare=False),
+        row("Locust, cores", "cpu", ".2f"),
+        row("other programs, cores", "other_cores", ".2f"),
+        row("requests measured", "requests", "d"),
+        row("failed", "failures", "d"),
     ]
-    in_all_ratios = verdict["baseline" if results["formats"] else "subject"]
-    ratios = [
-        {} if in_all_ratios in verdict["overloaded"] or figures.get("overloaded") else verdict["ratios"].get(mode, {})
-        for mode, figures in modes.items()
-    ]
-    if first := next(iter(results["formats"]), ""):
-        of_what = f"p95, {first} / this format" if results["settings"]["rate"] else f"this format / {first}"
-    else:
-        of_what = "p95, this mode / dynamic" if results["settings"]["rate"] else "dynamic / this mode"
-    own_ratio = [of_what, *(f"{r[verdict['headline']]:.2f}" if r else "" for r in ratios), ""]
-    own_interval = ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in r.get("ci95") or ()) for r in ratios), ""]
-    own_ratios = [own_ratio, own_interval] if len(modes) > 2 else []
     requests = row("requests/s", "throughput_rps", ".2f" if results["generates"] else ".1f")
-    units = [row(f"{unit}/s", "units_per_second", ".1f", compare=False)] if (unit := results["unit"]) else []
+    units = [row(f"{unit}/s", "units_per_second", ".1f")] if (unit := results["unit"]) else []
     latency = [p50, p95, p99]
     if results["settings"]["rate"]:
         requests[0] = "answered, requests/s"
@@ -227,13 +209,13 @@ def rows(results: Results) -> list[list[str]]:
             f"{figures['windows_kept_up']} of {figures['windows_kept_up'] + figures['overloaded_windows']}"
             for figures in modes.values()
         ]
-        first = [p95, *own_ratios, ["windows that kept up", *kept_up, ""], requests, *units]
+        first = [p95, *ratio_rows(results), ["windows that kept up", *kept_up], requests, *units]
         latency = [p50, p99]
-        locust.append(row("not sent, all users busy", "given_up", "d", compare=False))
+        locust.append(row("not sent, all users busy", "given_up", "d"))
     elif results["generates"]:
-        first = [row("tokens/s", "tokens_per_second", ".1f"), requests]
+        first = [row("tokens/s", "tokens_per_second", ".1f"), *ratio_rows(results), requests]
     else:
-        first = [requests, *own_ratios, *units]
+        first = [requests, *ratio_rows(results), *units]
     if results["generates"]:
         return [
             *first,
@@ -254,6 +236,28 @@ def rows(results: Results) -> list[list[str]]:
     ]
 
 
+def ratio_rows(results: Results) -> list[list[str]]:
+    """Return the ratio of each mode and its interval, as the sentence has them of one mode."""
+    verdict = results["verdict"]
+    # The latency of an overloaded mode depends on how long the windows are, and so would its ratio.
+    in_all_ratios = verdict["baseline" if results["formats"] else "subject"]
+    ratios = [
+        {} if in_all_ratios in verdict["overloaded"] or figures.get("overloaded") else verdict["ratios"].get(mode, {})
+        for mode, figures in results["modes"].items()
+    ]
+    this = "this format" if results["formats"] else "this mode"
+    other = next(iter(results["formats"]), "together" if results["generates"] else "dynamic")
+    this_first = bool(results["formats"]) != bool(results["settings"]["rate"])
+    name = f"{this} / {other}" if this_first else f"{other} / {this}"
+    return [
+        [
+            f"p95, {name}" if results["settings"]["rate"] else name,
+            *(f"{ratio[verdict['headline']]:.2f}" if ratio else "" for ratio in ratios),
+        ],
+        ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in ratio.get("ci95") or ()) for ratio in ratios)],
+    ]
+
+
 def quality_rows(results: Results) -> list[list[str]]:
     """Return a row for each measure of the formats' answers beside those of the first one; none for modes."""
     own = [results["quality"].get(mode, {}) for mode in results["modes"]]
@@ -263,7 +267,7 @@ def quality_rows(results: Results) -> list[list[str]]:
         "equal_labels": ("equal labels", ".1%"),
     }
     return [
-        [name, *(format(measured[key], form) if measured else "" for measured in own), ""]
+        [name, *(format(measured[key], form) if measured else "" for measured in own)]
         for key, (name, form) in names.items()
         if any(key in measured for measured in own)
     ]
@@ -495,23 +499,40 @@ def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
     )
 
 
-def drawn_dashboard(prometheus: Prometheus, run: str, windows: list[Window]) -> Markup:
+def drawn_dashboard(prometheus: Prometheus, results: Results, windows: list[Window]) -> Markup:
     """Return the charts that Prometheus recorded of this comparison, or the reason why there are none."""
-    last = windows[-1]
+    last, run = windows[-1], results["run"]
     start, end = windows[0].began_at, last.began_at + last.end - last.start + LAST_SCRAPE_S
     try:
         if run not in prometheus.label_values("run", "loadtest_measured_seconds_total", start, end):
             raise PrometheusError(f"the Prometheus on {prometheus.url} did not record this comparison")
-        return draw(prometheus, charts_only(load(BATCHING)), Range(start, end), {"run": run})
+        charts = draw(prometheus, charts_only(load(BATCHING), colours(results)), Range(start, end), {"run": run})
+        caption = f"The shaded times are the measured windows of each {'format' if results['formats'] else 'mode'}."
+        return Markup("<p class=note>{}</p>\n{}").format(caption, charts)
     except Exception as error:  # the measurements matter more than any error here
         return Markup("<p class=note>Not drawn: {}.</p>").format(error)
 
 
-def charts_only(dashboard: dict[str, Any]) -> dict[str, Any]:
-    """Return the dashboard with only its charts over time that the report has not drawn itself.
+def charts_only(dashboard: dict[str, Any], like: dict[str, str]) -> dict[str, Any]:
+    """Return the dashboard's charts over time, two per row, or three in the first row if their number is odd.
+
+    The dashboard knows the modes alone. `like` names the mode whose colour each mode or format gets.
 
     Its other panels repeat the report's numbers, computed differently: Prometheus divides the requests of all windows
     by their seconds, where the report takes the mean over rounds.
     """
-    charts = (panel for panel in dashboard["panels"] if panel["type"] == "timeseries")
-    return dashboard | {"panels": [panel for panel in charts if panel["title"] != "Requests/s over time"]}
+    panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] != "Requests/s"]
+    first = 3 if len(panels) % 2 else 2
+    places = [{"x": n * 24 // first, "y": 0, "w": 24 // first, "h": 8} for n in range(first)]
+    places += [{"x": n % 2 * 12, "y": (n // 2 + 1) * 8, "w": 12, "h": 8} for n in range(len(panels) - first)]
+    named = {colour: mode for mode, colour in like.items()}
+
+    def renamed(text: str) -> str:
+        return re.sub("|".join(MODES), lambda match: named.get(match[0], match[0]), text)
+
+    windows = [window | {"expr": renamed(window["expr"])} for window in dashboard["annotations"]["list"]]
+    for panel, place in zip(panels, places, strict=True):
+        panel["gridPos"] = place
+        for override in panel["fieldConfig"]["overrides"]:
+            override["matcher"]["options"] = renamed(override["matcher"]["options"])
+    return dashboard | {"annotations": {"list": windows}, "panels": panels}

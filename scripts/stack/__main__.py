@@ -113,8 +113,18 @@ def compare_formats(current: Stack) -> int:
         try:
             bring_up_beside(current, current.settings.variants())
             return current.run("loadtest")
+        except BaseException:  # a format was refused, or the user stopped this
+            print_kept_formats(current.settings)
+            raise
         finally:
             unload_formats(current)
+
+
+def print_kept_formats(settings: Settings) -> None:
+    """Print which formats of SYSTEM are on disk, for the next comparison, and how to delete them."""
+    for name in settings.variants():
+        if read_record(name, settings.model_repository):
+            err.print(f"{name} stays on disk for the next comparison: `make remove SYSTEM={name}` deletes it")
 
 
 def unload_formats(current: Stack) -> None:
@@ -192,7 +202,7 @@ def remove_adapter(settings: Settings, system: str, adapter: str) -> None:
 
 def named_system(settings: Settings, target: str) -> str:
     """Return SYSTEM of make's command line: its default and .env's are meant for the comparison."""
-    if not settings.chosen_for_this_command("SYSTEM") or len(settings.system.split()) != 1:
+    if not settings.chosen_for_this_command("SYSTEM"):
         raise UserError(f"name one system: make {target} SYSTEM=name")
     return settings.system
 

@@ -1,5 +1,7 @@
 """The files of a report: their content, and the secrets that they never contain."""
 
+import re
+
 import pytest
 from markupsafe import Markup
 from rich.console import Console
@@ -7,6 +9,8 @@ from rich.console import Console
 from loadtest.compare import compare
 from loadtest.compare.compare import Comparison
 from loadtest.reports import report
+from monitoring.drawing.charts import MODE_COLOURS
+from monitoring.drawing.draw import colours_of
 from monitoring.drawing.evaluate import BATCHING, load
 from tests.support.measured_windows import comparison, open_loop_rounds, rounds
 from triton_transformers import settings as settings_module
@@ -68,32 +72,42 @@ def test_sentence_and_table_name_the_best_other_mode(measured):
     measured.windows = rounds([(100, 120, 150), (100, 120, 150), (100, 121, 150)])
     results = measured.results()
     assert "one instance for each of its 2 cores, the best of the other modes." in report.sentence(results)
-    assert report.columns(results) == ["", "no batching", "2 instances", "dynamic batching", "dynamic / 2 instances"]
-    assert report.rows(results)[:2] == [
-        ["requests/s", "100.0", "120.3", "150.0", "1.25"],
-        ["dynamic / this mode", "1.50", "1.25", "", ""],
+    assert report.columns(results) == ["", "no batching", "2 instances", "dynamic batching"]
+    assert report.rows(results)[:3] == [
+        ["requests/s", "100.0", "120.3", "150.0"],
+        ["dynamic / this mode", "1.50", "1.25", ""],
+        ["  95 % interval", "1.50-1.50", "1.23-1.26", ""],
     ]
     measured.windows = rounds([(120, 100, 150)] * 3)
     assert "with dynamic batching off, the best of the other modes." in report.sentence(measured.results())
 
 
 @pytest.mark.parametrize(
-    ("overloaded", "ratios", "kept_up", "last"),
+    ("overloaded", "ratios", "kept_up"),
     [
-        ((), ["2.00", "1.81", "", ""], ["3 of 3", "3 of 3", "3 of 3", ""], "0.55"),
-        (("none", "instances"), [""] * 4, ["0 of 3", "0 of 3", "3 of 3", ""], ""),
-        (("dynamic",), [""] * 4, ["3 of 3", "3 of 3", "0 of 3", ""], ""),
+        ((), ["2.00", "1.81", ""], ["3 of 3", "3 of 3", "3 of 3"]),
+        (("none", "instances"), [""] * 3, ["0 of 3", "0 of 3", "3 of 3"]),
+        (("dynamic",), [""] * 3, ["3 of 3", "3 of 3", "0 of 3"]),
     ],
 )
-def test_latency_at_a_rate_is_compared_only_with_modes_that_keep_up(measured, overloaded, ratios, kept_up, last):
+def test_latency_at_a_rate_is_compared_only_with_modes_that_keep_up(measured, overloaded, ratios, kept_up):
     windows = open_loop_rounds([(100, 90, 50), (100, 90, 52), (100, 91, 48)], overloaded=overloaded)
     results = comparison(Settings.load().replace(RATE="100"), windows).results()
     rows = {row[0]: row[1:] for row in report.rows(results)}
     assert next(iter(rows)) == "latency p95, ms"
     assert (rows["p95, this mode / dynamic"], rows["windows that kept up"]) == (ratios, kept_up)
-    assert rows["latency p95, ms"][-1] == last
     shown = [report.window_line(window).endswith("does not keep up") for window in windows]
     assert sum(shown) == 3 * len(overloaded)
+
+
+def test_ratio_of_a_rate_is_that_of_the_table(measured):
+    """The percentile of all rounds together would be 240 ms and 100 ms: another ratio."""
+    windows = open_loop_rounds([(100, 100), (400, 100), (100, 100)])
+    results = comparison(Settings.load().replace(RATE="100"), windows).results()
+    rows = {row[0]: row[1:] for row in report.rows(results)}
+    assert rows["latency p95, ms"] == ["159", "100"]
+    assert rows["p95, this mode / dynamic"] == ["1.59", ""]
+    assert "dynamic batching was 1.59 times as fast" in report.sentence(results)
 
 
 def test_formats_are_compared_with_the_first_in_speed_and_answers(drawn, blank_charts, capsys):
@@ -119,14 +133,29 @@ def test_formats_are_compared_with_the_first_in_speed_and_answers(drawn, blank_c
     html = page(drawn, results)
     assert "onnx, int8, python" in html
     assert all(f"var(--{mode})" in html for mode in MODES)
+    assert "as <code>make add</code> configures it" in html and "`" not in html
+
+
+def test_recorded_charts_give_a_format_the_colour_of_the_other_charts():
+    like = {"onnx": "none", "onnx-int8": "dynamic", "python": "instances"}
+    charts = report.charts_only(load(BATCHING), like)
+    shades = {re.search('mode="(.+?)"', mark["expr"])[1]: mark["iconColor"] for mark in charts["annotations"]["list"]}
+    expected = {form: MODE_COLOURS[mode] for form, mode in like.items()}
+    assert shades == expected
+    names = [f"CPU, {form}" for form in like]
+    for panel in charts["panels"]:
+        if panel["fieldConfig"]["overrides"]:
+            assert list(colours_of(panel, names).values()) == list(expected.values())
 
 
 def test_dashboard_in_report_repeats_no_number():
     """Prometheus computes the ratio differently, so a report that showed both would contradict itself."""
-    panels = report.charts_only(load(BATCHING))["panels"]
+    panels = report.charts_only(load(BATCHING), {})["panels"]
     assert panels
     assert {panel["type"] for panel in panels} == {"timeseries"}
-    assert not [panel["title"] for panel in panels if "Requests/s" in panel["title"]]
+    assert "Requests/s" not in [panel["title"] for panel in panels]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len(places)
 
 
 def test_report_shows_the_engines_of_all_windows(measured, monkeypatch):
@@ -162,8 +191,9 @@ def test_no_report_shows_a_secret(dotenv, blank_charts, monkeypatch, tmp_path):
     assert all(loaded[name] == secret for name, secret in secrets.items())
     loaded |= {"BIND_ADDRESS": "127.0.0.1", "PROMETHEUS_PORT": "9"}
     done = comparison(loaded, rounds(ROUNDS))
-    dashboard = report.drawn_dashboard(compare.Prometheus(loaded.url("PROMETHEUS_PORT")), done.run, done.windows)
-    folder = report.write(done.results(), done.windows, tmp_path / "reports", dashboard)
+    results = done.results()
+    dashboard = report.drawn_dashboard(compare.Prometheus(loaded.url("PROMETHEUS_PORT")), results, done.windows)
+    folder = report.write(results, done.windows, tmp_path / "reports", dashboard)
     files = list(folder.iterdir())
     assert {"report.html", "results.json", "requests.csv"} < {file.name for file in files}
     for file in files:
