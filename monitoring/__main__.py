@@ -26,7 +26,8 @@ def files() -> dict[Path, str]:
 
 def text(builder: Any) -> str:
     dashboard = builder.build()
-    for i, panel in enumerate(dashboard.panels, 1):
+    panels = [panel for outer in dashboard.panels for panel in (outer, *(getattr(outer, "panels", None) or ()))]
+    for i, panel in enumerate(panels, 1):
         panel.id_val = i
     written = json.loads(json.dumps(dashboard, cls=JSONEncoder))
     for annotation in written["annotations"]["list"]:

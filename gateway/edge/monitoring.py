@@ -19,17 +19,19 @@ from triton_transformers.prometheus import API_ROUTES, Prometheus, PrometheusErr
 from triton_transformers.settings import Settings
 
 LIMIT_S = 1.0
+PERIOD_S = 60  # of each rate and mean
 # Program -> the path that answers if it runs.
 PAGES = {"Grafana": "/api/health", "Prometheus": "/-/ready", "Locust": "/"}
 # The last part of a report's address -> what the page calls it, and its file in the folder REPORTS.
 REPORTS = {
-    "latest": ("Latest report", "latest/report.html"),
-    "latest-tune": ("Latest search", "latest-tune/tune.html"),
+    "latest": ("Newest comparison", "latest/report.html"),
+    "latest-overload": ("Newest overload", "latest-overload/report.html"),
+    "latest-tune": ("Newest search", "latest-tune/tune.html"),
 }
 
 
 def _rate(counter: str, labels: str = "") -> str:
-    return f"sum by (model) (rate({counter}{labels}[1m]))"
+    return f"sum by (model) (rate({counter}{labels}[{PERIOD_S}s]))"
 
 
 def _first_of(own: str, tritons: str) -> str:
@@ -47,8 +49,8 @@ QUERIES = {
     "tokens": _rate("transformers_generated_tokens_total"),
     "together": f"{_rate('transformers_generated_tokens_total')} / ({_rate('transformers_runs_total')} > 0)",
     "engine": "max by (model, engine, precision) (transformers_engine == 1)",
-    "answers": f"sum by (code) (rate(gateway_requests_total{{{API_ROUTES}}}[1m]))",
-    "p95": f"histogram_quantile(0.95, sum by (le) (rate(gateway_request_seconds_bucket{{{API_ROUTES}}}[1m])))",
+    "answers": f"sum by (code) (rate(gateway_requests_total{{{API_ROUTES}}}[{PERIOD_S}s]))",
+    "p95": f"histogram_quantile(0.95, sum by (le) (rate(gateway_request_seconds_bucket{{{API_ROUTES}}}[{PERIOD_S}s])))",
     "in_flight": "sum(gateway_in_flight)",
 }
 # One request for all of them. The label `figure` names each.

@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, Response
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from gateway.edge.errors import ApiError, shown
-from gateway.edge.monitoring import REPORTS, RecentFigures
+from gateway.edge.monitoring import PERIOD_S, REPORTS, RecentFigures
 from gateway.page import boxes
 from gateway.triton.context import Gateway, gateway_of
 from gateway.triton.inference import Inference
@@ -44,6 +44,7 @@ HEADERS = {
 # A report is one file, with its style and images inside.
 REPORT_HEADERS = HEADERS | {"content-security-policy": f"{CLOSED}; style-src 'unsafe-inline'; img-src data:"}
 HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d+)?")
+PERIOD = f"last {PERIOD_S} s"
 # Backends of the steps before and after a model.
 STEP_BACKENDS = ("tokenizer", "detokenizer", "image_processor", "postprocessor", "text_or_image")
 NOT_LOADED = "is not loaded: it is loading, or failed to load. `make status` shows its state, `make logs` why."
@@ -61,12 +62,13 @@ class Loaded:
 
 
 class Figure(NamedTuple):
-    """A number with its label."""
+    """A number with its label, and the period that it was counted in."""
 
     label: str
     value: str
     unit: str = ""
     is_bad: bool = False
+    period: str = PERIOD
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------
@@ -98,6 +100,7 @@ async def index(request: Request) -> Response:
         links=links,
         complaints=complaints,
         totals=totals(figures) if figures else [],
+        period=PERIOD,
         systems=[card(gateway, loaded, figures, url) for loaded in systems],
         body_limit=gateway.config.limits.body,
         url=url,
@@ -225,11 +228,11 @@ def totals(figures: RecentFigures) -> list[Figure]:
     failed = sum(rate for code, rate in answers.items() if code.startswith("5"))
     seconds = figures.totals.get("p95")
     return [
-        Figure("requests through the gateway", *per_second(sum(answers.values()))),
+        Figure("requests/s through the gateway", decimal(sum(answers.values()))),
         Figure("95 % answered within", *duration(seconds)),
-        Figure("in flight", f"{figures.totals.get('in_flight', 0):.0f}"),
-        Figure("refused with 429", *per_second(refused), is_bad=refused > 0),
-        Figure("failed", *per_second(failed), is_bad=failed > 0),
+        Figure("refused/s with 429", decimal(refused), is_bad=refused > 0),
+        Figure("failed/s", decimal(failed), is_bad=failed > 0),
+        Figure("in flight", f"{figures.totals.get('in_flight', 0):.0f}", period="now"),
     ]
 
 
@@ -249,12 +252,12 @@ def system_figures(loaded: Loaded, figures: RecentFigures) -> list[Figure]:
     model = next((name for name, config in loaded.configs.items() if is_model(config)), "")
     batch = figures.models.get(model, {}).get("batch")
     return [
-        Figure("requests", *per_second(total("successes") + failures)),
+        Figure("requests/s", decimal(total("successes") + failures)),
         Figure("mean latency", *duration(total("seconds") / timed if (timed := total("timed")) else None)),
-        Figure("tokens", *per_second(total("tokens")))
+        Figure("tokens/s", decimal(total("tokens")))
         if any("tokens" in own for own in counted)
         else Figure("mean batch", decimal(batch)),
-        Figure("failed", *per_second(failures), is_bad=failures > 0),
+        Figure("failed/s", decimal(failures), is_bad=failures > 0),
     ]
 
 
@@ -275,10 +278,6 @@ def row(config: ModelConfig, figures: RecentFigures | None) -> dict[str, str]:
         "batching": batching(fields, engine),
         "mean_batch": decimal(mean),
     }
-
-
-def per_second(rate: float) -> tuple[str, str]:
-    return decimal(rate), "/s"
 
 
 def duration(seconds: float | None) -> tuple[str, str]:

@@ -514,25 +514,21 @@ def drawn_dashboard(prometheus: Prometheus, results: Results, windows: list[Wind
 
 
 def charts_only(dashboard: dict[str, Any], like: dict[str, str]) -> dict[str, Any]:
-    """Return the dashboard's charts over time, two per row, or three in the first row if their number is odd.
+    """Return the dashboard with only its charts over time that the report has not drawn itself.
 
     The dashboard knows the modes alone. `like` names the mode whose colour each mode or format gets.
 
     Its other panels repeat the report's numbers, computed differently: Prometheus divides the requests of all windows
     by their seconds, where the report takes the mean over rounds.
     """
-    panels = [p for p in dashboard["panels"] if p["type"] == "timeseries" and p["title"] != "Requests/s"]
-    first = 3 if len(panels) % 2 else 2
-    places = [{"x": n * 24 // first, "y": 0, "w": 24 // first, "h": 8} for n in range(first)]
-    places += [{"x": n % 2 * 12, "y": (n // 2 + 1) * 8, "w": 12, "h": 8} for n in range(len(panels) - first)]
     named = {colour: mode for mode, colour in like.items()}
 
     def renamed(text: str) -> str:
         return re.sub("|".join(MODES), lambda match: named.get(match[0], match[0]), text)
 
     windows = [window | {"expr": renamed(window["expr"])} for window in dashboard["annotations"]["list"]]
-    for panel, place in zip(panels, places, strict=True):
-        panel["gridPos"] = place
-        for override in panel["fieldConfig"]["overrides"]:
-            override["matcher"]["options"] = renamed(override["matcher"]["options"])
+    charts = [panel for panel in dashboard["panels"] if panel["type"] == "timeseries"]
+    for override in (override for chart in charts for override in chart["fieldConfig"]["overrides"]):
+        override["matcher"]["options"] = renamed(override["matcher"]["options"])
+    panels = [chart for chart in charts if chart["title"] != "Requests/s over time"]
     return dashboard | {"annotations": {"list": windows}, "panels": panels}

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from monitoring.definitions import panels
-from monitoring.definitions.panels import Query, locust, new_dashboard, variable
+from monitoring.definitions.panels import Query, new_dashboard, variable
 
 NO_RUN = "Nothing measured yet (make loadtest)"
 # Most panels have one series for each mode, in its colour.
@@ -66,45 +66,45 @@ def all_panels() -> list[Any]:
     return [
         panels.number("Dynamic batching serves",
             "Requests per second with dynamic batching divided by those of the best other mode, over all windows "
-            "measured so far. The report adds the confidence interval.", "suffix: ×",
+            "measured so far. The report adds the confidence interval.", "suffix:×",
             Query(f"last_over_time(run:throughput:ratio{{{RUN}}}[$__range])", "ratio", instant=True),
             width=8, height=6, decimals=2, no_value=NO_RUN),
-        number("Requests/s", "Successful answers per second, as Locust counts them in measured windows.", "reqps",
+        number("Requests/s", "Successful answers per second, as Locust counts them in measured windows.", "none",
             Query(f"last_over_time(run_mode:throughput:mean{{{RUN}}}[$__range])", "{{mode}}", instant=True),
             width=8, height=6, decimals=1),
         bars("Latency seen by Locust", "Latency of all successful answers in measured windows.", "s",
             *map(percentile, (0.5, 0.95, 0.99)), height=6),
-        lines("Requests/s",
-            "Successful answers per second in measured windows. The gaps are for switching and warming up.", "reqps",
+        lines("Requests/s over time",
+            "Successful answers per second in measured windows. The gaps are for switching and warming up.",
+            "suffix:requests/s",
             # Both stand still between windows, so the quotient is that of the windows alone.
             Query(f'sum by (mode) (rate(loadtest_requests_total{{{RUN}, outcome="ok"}}[$__rate_interval]))'
                   f" / (sum by (mode) (rate(loadtest_measured_seconds_total{{{RUN}}}[$__rate_interval])) > 0.1)",
                   "{{mode}}")),
-        lines("Largest mean batch",
-            "Inferences per execution in measured windows, or texts per step of a model that generates; of the "
-            "model that batches most.", "none",
-            # The rates reach three seconds back: outside windows they still hold the mode before.
-            Query(f"max by (mode) (avg_over_time({in_windows('model:texts_per_step:mean')})"
-                  f" or avg_over_time({in_windows('model:batch_size:mean')}))", "{{mode}}")),
         bars("Mean batch size",
             "Inferences per execution over the whole run. An ensemble does not batch; its steps do.", "none",
             Query(f"{over_windows('model:inferences:rate')} / ({over_windows('model:executions:rate')} > 0)",
-                  "{{model}}, {{mode}}", instant=True), decimals=1),
+                  "{{model}}, {{mode}}", instant=True), width=12, decimals=1),
+        lines("Largest mean batch",
+            "Inferences per execution in measured windows, or texts per step of a model that generates; of the "
+            "model that batches most.", "suffix:per batch",
+            # The rates reach three seconds back: outside windows they still hold the mode before.
+            Query(f"max by (mode) (avg_over_time({in_windows('model:texts_per_step:mean')})"
+                  f" or avg_over_time({in_windows('model:batch_size:mean')}))", "{{mode}}"), width=8),
+        lines("Largest queue share",
+            "Share of a request's time in the queue, of the model with the largest share.", "percentunit",
+            Query(f"max by (mode) (model:queue_share:ratio{{{RUN}}})", "{{mode}}"), width=8, maximum=1),
+        lines("Hardware in use",
+            "Share of all CPUs of the machine in use, and of all GPUs or NeuronCores if it has any.", "percentunit",
+            Query(f"avg by (hardware, mode) (hardware:utilization:ratio{{{RUN}}})", "{{hardware}}, {{mode}}"),
+            width=8, maximum=1, modes="CPU, "),
         mean_seconds("Queue time per request",
             "Mean time in a model's queue. Requests to an ensemble wait in the queues of its steps.", '="queue"'),
         mean_seconds("Compute time per request",
             "Mean time in a model after its queue, with its batch. An ensemble's includes the queues of its steps.",
             '!="queue"'),
-        lines("Largest queue share",
-            "Share of a request's time in the queue, of the model with the largest share.", "percentunit",
-            Query(f"max by (mode) (model:queue_share:ratio{{{RUN}}})", "{{mode}}"), width=6, maximum=1),
-        lines("Hardware in use",
-            "Share of all CPUs of the machine in use, and of all GPUs or NeuronCores if it has any.", "percentunit",
-            Query(f"avg by (hardware, mode) (hardware:utilization:ratio{{{RUN}}})", "{{hardware}}, {{mode}}"),
-            width=6, maximum=1, modes="CPU, "),
         panels.number("Failed requests",
             "Failed answers in measured windows. A single one makes the comparison 'not proven'.", "none",
             Query(f'sum(max_over_time(loadtest_requests_total{{{RUN}, outcome="failed"}}[$__range]))', "failed",
-                  instant=True), height=8, bad_from=1, no_value=NO_RUN),
-        *locust(f"{{{RUN}}}", NO_RUN, width=4),
+                  instant=True), width=8, height=8, bad_from=1, no_value=NO_RUN),
     ]

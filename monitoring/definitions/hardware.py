@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from monitoring.definitions.panels import NO_TRAFFIC, Query, locust, new_dashboard
+from monitoring.definitions.panels import NO_TRAFFIC, Query, new_dashboard
 from monitoring.definitions.panels import lines as any_lines
 
 lines = partial(any_lines, no_value="No data")
@@ -27,9 +27,9 @@ def hardware(profile: str) -> Any:
 def machine() -> list[Any]:
     return [
         lines("CPUs in use", "Share of all CPUs of the machine in use, by any process.", "percentunit",
-            Query("avg_over_time(nv_cpu_utilization[$__rate_interval])", "CPUs"), maximum=1),
+            Query("avg_over_time(nv_cpu_utilization[$__rate_interval])", "CPUs"), width=8, maximum=1),
         lines("Memory of the machine", "Memory in use by any process, and the machine's total.", "bytes",
-            Query("nv_cpu_memory_used_bytes", "used"), Query("nv_cpu_memory_total_bytes", "all")),
+            Query("nv_cpu_memory_used_bytes", "used"), Query("nv_cpu_memory_total_bytes", "all"), width=8),
         lines("Memory of Triton and its models",
             "Own memory of the server and of each model's processes, without files that they map. If the container has "
             "a limit, also what counts for it.", "bytes",
@@ -37,8 +37,7 @@ def machine() -> list[Any]:
             Query("max(transformers_server_memory_bytes > 0)", "tritonserver"),
             Query("max by (model) (sum by (model, instance) (transformers_process_memory_bytes) > 0)", "{{model}}"),
             Query(f"stack:memory_used:bytes and on () {LIMITED}", "in the container"),
-            Query(f"stack:memory_limit:bytes and on () {LIMITED}", "limit")),
-        *locust("", "No load test (make loadtest, make locust)"),
+            Query(f"stack:memory_limit:bytes and on () {LIMITED}", "limit"), width=8),
     ]
 
 
@@ -73,10 +72,10 @@ def neuron() -> list[Any]:
             "Latency of the compiled model on its cores, without queue and tokenizer.", "s",
             Query('max by (percentile) (execution_latency_seconds{percentile=~"p50|p99|p100"})', "{{percentile}}"),
             no_value=NO_TRAFFIC),
-        lines("Executions/s", "Executions by status.", "none",
+        lines("Executions/s", "Executions by status.", "suffix:executions/s",
             Query("sum by (status_type) (rate(execution_status_total[$__rate_interval]))", "{{status_type}}"),
             no_value=NO_TRAFFIC),
-        lines("Errors of the hardware/s", "Corrected and uncorrected memory errors.", "none",
+        lines("Errors of the hardware/s", "Corrected and uncorrected memory errors.", "suffix:errors/s",
             Query("sum by (event_type) (rate(hardware_ecc_events_total[$__rate_interval]))", "{{event_type}}"),
             width=24),
     ]

@@ -30,13 +30,14 @@ from grafana_foundation_sdk.models.dashboard import (
     FieldColorModeId,
     Threshold,
     ThresholdsMode,
+    VariableOption,
     VariableRefresh,
     VariableSort,
 )
 
 from monitoring.drawing.charts import MODE_COLOURS
 
-SOURCE = DataSourceRef(type_val="prometheus", uid="prometheus")
+SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 TAG = "triton"
 OTHER_MODE_COLOUR = "#8a8a8a"  # "as configured": no comparison runs
 NO_TRAFFIC = "No traffic"
@@ -112,18 +113,14 @@ def bars(title: str, description: str, unit: str, *queries: Query, **options: An
     )
 
 
-# fmt: off
-def locust(which: str, no_value: str, width: int = 6) -> list[Any]:
-    """Show the load generator itself, in two panels beside each other."""
-    return [
-        lines("Users", "Locust's users. Without RATE, each waits for its response before it sends the next request.",
-            "none", Query(f"max(loadtest_users{which})", "users"), width=width, no_value=no_value),
-        lines("Locust's own core",
-            "Share of a core that Locust's busiest process uses. From 90 % on, the figures measure Locust itself.",
-            "percentunit", Query(f"max(loadtest_cpu_cores{which})", "busiest process"),
-            width=width, maximum=1, no_value=no_value),
-    ]
-# fmt: on
+def row(title: str, panels: Iterable[Any], collapsed: bool = False) -> list[Any]:
+    """Return the heading of a row and its panels. Grafana keeps those of a collapsed row inside of the heading."""
+    heading = dashboard.Row(title).collapsed(collapsed)
+    if not collapsed:
+        return [heading, *panels]
+    for panel in panels:
+        heading = heading.with_panel(panel)
+    return [heading]
 
 
 def described(
@@ -180,10 +177,12 @@ def new_dashboard(
             .icon_color(colour)
             .expr(f'max by (mode, round) (loadtest_window{{mode="{mode}"}})')
         )
-    for chosen in variables:
+    source = dashboard.DatasourceVariable("source").label("Data source").type("prometheus")
+    source = source.current(VariableOption(text="Prometheus", value="prometheus"))
+    for chosen in (source, *variables):
         new = new.with_variable(chosen)
     for panel in panels:
-        new = new.with_panel(panel)
+        new = new.with_row(panel) if isinstance(panel, dashboard.Row) else new.with_panel(panel)
     return new
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from monitoring.definitions.panels import Query, lines, locust, names, new_dashboard, number, variable
+from monitoring.definitions import panels
+from monitoring.definitions.panels import Query, names, new_dashboard, number, row, variable
 from triton_transformers.prometheus import API_ROUTES
 
 WHICH = '{model=~"$model", mode=~"$mode"}'
 BOTH = "{{model}}, {{mode}}"
-NO_CLIENT = "No request through the gateway"
-NO_COMPARISON = "No load test (make loadtest, make locust)"
-# Figures of the models that generate text, and of the gateway.
+lines = partial(panels.lines, width=8)
+of_gateway = partial(lines, no_value="No request through the gateway")
 generated = partial(lines, width=6, no_value="No generated text")
-of_gateway = partial(lines, width=8, no_value=NO_CLIENT)
+of_load_test = partial(lines, no_value="No load test (make loadtest, make locust)")
 
 
 def mean(series: str, by: str = "model, mode", where: str = "", runs: str = "avg") -> str:
@@ -28,8 +28,8 @@ def total(series: str, by: str = "model, mode") -> str:
 
 
 def part(title: str, description: str, parts: str) -> Any:
-    seconds = mean("model_part:request_seconds:mean", "model, mode, part", f'part=~"{parts}"')
-    return lines(title, description, "s", Query(f"sum by (model, mode) ({seconds})", BOTH), width=8)
+    seconds = mean("model_part:request_seconds:mean", "model, mode, part", f"part{parts}")
+    return lines(title, description, "s", Query(f"sum by (model, mode) ({seconds})", BOTH))
 
 
 def latency(quantile: float, histogram: str, which: str, by: str) -> Query:
@@ -51,7 +51,14 @@ def throughput() -> Any:
         "Triton: throughput",
         "What each model answers, in which batches, where a request's time goes, and what fails.",
         "now-15m",
-        [*newest_values(), *batches_and_times(), *gateway(), *tokens(), *generation(), *machine()],
+        [
+            *row("Overview", overview()),
+            *row("Gateway", gateway()),
+            *row("Batching", batching()),
+            # Only some stacks generate text, and a load test ends.
+            *row("Generation", generation(), collapsed=True),
+            *row("Load test", load_test(), collapsed=True),
+        ],
         [
             variable("model", "Model", "label_values(model:requests:rate, model)"),
             variable("mode", "Mode", "label_values(model:requests:rate, mode)"),
@@ -60,9 +67,11 @@ def throughput() -> Any:
 
 
 # fmt: off
-def newest_values() -> list[Any]:
+def overview() -> list[Any]:
+    """Show what to look at first, on one screen."""
+    utilization = 'avg_over_time(hardware:utilization:ratio{mode=~"$mode"}[$__rate_interval])'
     return [
-        number("Requests/s", "Of the model that answers most: an ensemble, or the busiest of its steps.", "reqps",
+        number("Requests/s", "Of the model that answers most: an ensemble, or the busiest of its steps.", "none",
             Query(f"max(sum by (model) (model:requests:rate{WHICH}))", "requests/s", instant=True), decimals=1),
         number("Largest mean batch",
             "Inferences per execution, or texts per step of a model that generates; of the model that batches most.",
@@ -71,7 +80,7 @@ def newest_values() -> list[Any]:
             decimals=1),
         number("Longest wait", "Mean time in the queue, of the model with the longest queue.", "s",
             Query(f'max(model_part:request_seconds:mean{{part="queue", {WHICH[1:]})', "wait", instant=True)),
-        number("Failures/s", "Of all models, cancelled requests included.", "reqps",
+        number("Failures/s", "Of all models, cancelled requests included.", "none",
             Query(f"sum(model_reason:failures:rate{WHICH})", "failures/s", instant=True), bad_from=0.001),
         number("Pending", "Requests in the queues of all models.", "none",
             Query(f"sum(model:pending_requests:sum{WHICH})", "pending", instant=True)),
@@ -81,79 +90,78 @@ def newest_values() -> list[Any]:
             "What computes each model, in which precision. For ONNX models on a CPU, TRITON_ENGINE chooses.",
             Query('max by (model, engine, precision) (transformers_engine{model=~"$model"}) > 0',
                   "{{model}}: {{engine}} {{precision}}", instant=True), no_value="No model reports its engine"),
-    ]
-
-
-def batches_and_times() -> list[Any]:
-    return [
-        lines("Requests/s",
-            "Answered requests, failures included. An ensemble and its steps each count every request.", "reqps",
-            Query(mean("model:requests:rate"), BOTH)),
-        lines("Mean batch size", "Inferences per execution. An ensemble does not batch; its steps do.", "none",
-            Query(f"{total('model:inferences:rate')} / ({total('model:executions:rate')} > 0)", BOTH)),
-        part("Queue time per request", "Mean time that a request spends in the queue of a model.", "queue"),
-        part("Compute time per request",
-            "Mean time in the model itself. A request in a batch takes as long as its batch.", "compute infer"),
-        part("Input and output time per request",
-            "Mean time of reading a request's input and writing its output.", "compute (in|out)put"),
-        lines("Queue share",
-            "Share of a request's time that it spends in the queue. Near 100 % the model is overloaded.",
-            "percentunit", Query(mean("model:queue_share:ratio"), BOTH), maximum=1),
+        lines("Requests/s by model",
+            "Answered requests, failures included. An ensemble and its steps each count every request.",
+            "suffix:requests/s", Query(mean("model:requests:rate"), BOTH)),
         lines("Failures/s by reason",
             "Triton's reasons: REJECTED (waited too long), CANCELED (by the client), BACKEND and OTHER (in the model).",
-            "reqps",
+            "suffix:requests/s",
             Query(f"sum(avg_over_time(model_reason:failures:rate{WHICH}[$__rate_interval]))", "all"),
             Query(f"{total('model_reason:failures:rate', 'model, reason')} > 0", "{{model}}: {{reason}}")),
-        lines("Pending requests", "Requests in the queue.", "none",
-            Query(f"max by (model, mode) (max_over_time(model:pending_requests:sum{WHICH}[$__rate_interval]))", BOTH)),
-        lines("Latency seen by Locust", "Latency in the measured windows of a comparison.", "s",
-            *(latency(quantile, "loadtest_request_duration_seconds", 'mode=~"$mode"', "mode")
-              for quantile in (0.5, 0.95, 0.99)), no_value=NO_COMPARISON),
+        lines("Hardware in use",
+            "Share of all CPUs of the machine in use, and of all GPUs or NeuronCores if it has any.", "percentunit",
+            Query(f"avg by (hardware, mode) ({utilization})", "{{hardware}}, {{mode}}"), maximum=1, modes="CPU, "),
     ]
 
 
 def gateway() -> list[Any]:
-    """Show what clients of the gateway see, in two rows."""
+    """Show what clients of the gateway see."""
     return [
-        of_gateway("Gateway: requests/s",
-            "Answers by status code. 429: more requests at once than GATEWAY_IN_FLIGHT.", "reqps",
+        of_gateway("Responses/s",
+            "Responses by status code. 429: more requests at once than GATEWAY_IN_FLIGHT.", "suffix:responses/s",
             Query(f"sum by (code) (rate(gateway_requests_total{{{API_ROUTES}}}[$__rate_interval]))", "{{code}}")),
-        of_gateway("Gateway: latency", "From a request's arrival to the last byte of its answer.", "s",
+        of_gateway("Response time", "From a request's arrival to the last byte of its response.", "s",
             *gateway_latency("gateway_request_seconds", 0.5, 0.95, 0.99)),
-        of_gateway("Gateway: requests in flight",
-            "Requests that the gateway works on, at most GATEWAY_IN_FLIGHT.", "none",
+        of_gateway("Requests in flight",
+            "Requests that the gateway works on, at most GATEWAY_IN_FLIGHT.", "suffix:requests",
             Query("max(max_over_time(gateway_in_flight[$__rate_interval]))", "in flight"),
             no_value="The gateway does not run"),
-        of_gateway("Gateway: time to first token",
-            "From a request's arrival to the first piece of its stream.", "s",
+        of_gateway("Time to the first piece of a stream", "From a request's arrival.", "s",
             *gateway_latency("gateway_first_token_seconds", 0.5, 0.95), width=12, no_value="No stream"),
-        of_gateway("Gateway: tokens/s",
-            "Tokens of prompts and texts, and generated ones, as the answers count them (usage).", "short",
+        of_gateway("Tokens/s in usage",
+            "Tokens of prompts and texts, and generated ones, as the responses count them (usage).", "suffix:tokens/s",
             Query("sum by (kind) (rate(gateway_tokens_total[$__rate_interval]))", "{{kind}}"), width=12),
     ]
 
 
-def tokens() -> list[Any]:
+def batching() -> list[Any]:
     padding = total("model:padding_tokens:rate")
     return [
+        lines("Mean batch size", "Inferences per execution. An ensemble does not batch; its steps do.",
+            "suffix:per batch",
+            Query(f"{total('model:inferences:rate')} / ({total('model:executions:rate')} > 0)", BOTH)),
+        part("Queue time per request",
+            "Mean time in a model's queue. Requests to an ensemble wait in the queues of its steps.", '="queue"'),
+        part("Compute time per request",
+            "Mean time in a model after its queue, with its batch. An ensemble's includes the queues of its steps.",
+            '!="queue"'),
+        lines("Queue share",
+            "Share of a request's time that it spends in the queue. Near 100 % the model is overloaded.",
+            "percentunit", Query(mean("model:queue_share:ratio"), BOTH), maximum=1),
+        lines("Pending requests", "Requests in the queue.", "suffix:requests",
+            Query(f"max by (model, mode) (max_over_time(model:pending_requests:sum{WHICH}[$__rate_interval]))", BOTH)),
         lines("Tokens/s",
-            "Tokens of texts, as tokenizers produce and encoders compute them, and of prompts.", "short",
+            "Tokens of texts, as tokenizers produce and encoders compute them, and of prompts.", "suffix:tokens/s",
             Query(mean("model:tokens:rate"), BOTH)),
         lines("Padding share", "Share of the computed tokens that only fill rows up to one length.", "percentunit",
-            Query(f"{padding} / ({total('model:tokens:rate')} + {padding} > 0)", BOTH)),
+            Query(f"{padding} / ({total('model:tokens:rate')} + {padding} > 0)", BOTH), width=12),
+        lines("Truncated texts/s", "Texts longer than the model's max_length. The model does not see the rest.",
+            "suffix:texts/s",
+            Query('sum by (model) (rate(transformers_truncated_texts_total{model=~"$model"}[$__rate_interval]))',
+                  "{{model}}"), width=12),
     ]
 
 
 def generation() -> list[Any]:
     return [
-        generated("Generated tokens/s", "Tokens that models add to prompts, for all texts together.", "short",
-            Query(mean("model:generated_tokens:rate"), BOTH)),
-        generated("Texts per step", "Tokens that one step of the model generates: one for each text that runs.", "none",
-            Query(mean("model:texts_per_step:mean"), BOTH)),
-        generated("Running texts", "Texts that are being continued, at most max_batch.", "none",
+        generated("Generated tokens/s", "Tokens that models add to prompts, for all texts together.",
+            "suffix:tokens/s", Query(mean("model:generated_tokens:rate"), BOTH)),
+        generated("Texts per step", "Tokens that one step of the model generates: one for each text that runs.",
+            "suffix:texts", Query(mean("model:texts_per_step:mean"), BOTH)),
+        generated("Running texts", "Texts that are being continued, at most max_batch.", "suffix:texts",
             Query(mean("model:running_texts:sum"), BOTH)),
         generated("Waiting texts",
-            "Texts that wait until a running one has ended. From max_waiting on, requests get a 503.", "none",
+            "Texts that wait until a running one has ended. From max_waiting on, requests get a 503.", "suffix:texts",
             Query(f"max by (model, mode) (max_over_time(model:waiting_texts:sum{WHICH}[$__rate_interval]))", BOTH)),
         generated("Time to first token",
             "Mean time from a request's arrival to its first token, of texts that ended.", "s",
@@ -165,20 +173,21 @@ def generation() -> list[Any]:
             "percentunit", Query(mean("model:cache_usage:ratio"), BOTH), maximum=1),
         generated("Prefix-cache hits",
             "Tokens of prompts per second that need no computing, because an earlier prompt began in the same way. "
-            "OpenVINO GenAI has them too, but only vLLM counts them.", "short",
+            "OpenVINO GenAI has them too, but only vLLM counts them.", "suffix:tokens/s",
             Query(mean("model:prefix_cached_tokens:rate"), BOTH), no_value="No model on vLLM"),
     ]
 
 
-def machine() -> list[Any]:
-    utilization = 'avg_over_time(hardware:utilization:ratio{mode=~"$mode"}[$__rate_interval])'
+def load_test() -> list[Any]:
+    """Show the load generator: what its users see, and whether it is the limit itself."""
     return [
-        lines("Truncated texts/s", "Texts longer than the model's max_length. The model does not see the rest.", "none",
-            Query('sum by (model) (rate(transformers_truncated_texts_total{model=~"$model"}[$__rate_interval]))',
-                  "{{model}}"), width=6),
-        lines("Hardware in use",
-            "Share of all CPUs of the machine in use, and of all GPUs or NeuronCores if it has any.", "percentunit",
-            Query(f"avg by (hardware, mode) ({utilization})", "{{hardware}}, {{mode}}"),
-            width=6, maximum=1, modes="CPU, "),
-        *locust("", NO_COMPARISON),
+        of_load_test("Latency seen by Locust", "Latency in the measured windows of a comparison.", "s",
+            *(latency(quantile, "loadtest_request_duration_seconds", 'mode=~"$mode"', "mode")
+              for quantile in (0.5, 0.95, 0.99))),
+        of_load_test("Users",
+            "Locust's users. Without RATE, each waits for its response before it sends the next request.",
+            "suffix:users", Query("max(loadtest_users)", "users")),
+        of_load_test("Locust's own core",
+            "Share of a core that Locust's busiest process uses. From 90 % on, the figures measure Locust itself.",
+            "percentunit", Query("max(loadtest_cpu_cores)", "busiest process"), maximum=1),
     ]

@@ -15,13 +15,14 @@ from matplotlib.figure import Figure
 
 from triton_transformers.files import write_atomically
 
-# The colours of a comparison's modes on dashboards, which have one palette.
+# The colours of a comparison's modes, in reports and on dashboards. Grafana has one palette for both themes, so each is
+# readable on white and on black, and differs from the others for colour-blind readers too.
 MODE_COLOURS = {"none": "#e0752d", "instances": "#1b9e77", "dynamic": "#3274d9"}
 
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of a page, and of the modes of a comparison, which differ for colour-blind readers too."""
+    """The colours of a page, and of the modes of a comparison."""
 
     ink: str
     quiet: str
@@ -35,14 +36,8 @@ class Palette:
         return {"none": self.none, "instances": self.instances, "dynamic": self.dynamic}[mode]
 
 
-LIGHT = Palette(
-    ink="#24292f", quiet="#818b98", faint="#d8dee4", paper="#ffffff",
-    none="#b35900", instances="#1b9e77", dynamic="#0969da",
-)  # fmt: skip
-DARK = Palette(
-    ink="#d5dbe1", quiet="#8d96a0", faint="#343b43", paper="#161b22",
-    none="#f0a050", instances="#45c79e", dynamic="#58a6ff",
-)  # fmt: skip
+LIGHT = Palette(ink="#24292f", quiet="#818b98", faint="#d8dee4", paper="#ffffff", **MODE_COLOURS)
+DARK = Palette(ink="#d5dbe1", quiet="#8d96a0", faint="#343b43", paper="#161b22", **MODE_COLOURS)
 PALETTES = {"light": LIGHT, "dark": DARK}
 # Colours that no chart has of its own, such as those of a dashboard's lines, which are alike in both themes.
 PLACEHOLDERS = Palette(*(f"#01020{number}" for number in range(7)))

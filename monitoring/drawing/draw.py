@@ -1,4 +1,4 @@
-"""Draw a dashboard as HTML: each panel where Grafana puts it, with the same unit, legend and numbers."""
+"""Draw a dashboard as HTML: the panels with data, in Grafana's order, with the same unit, legend and numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from datetime import UTC, datetime
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup
@@ -13,12 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from monitoring.drawing.charts import MODE_COLOURS, Palette, svg_data_urls
-from monitoring.drawing.evaluate import Evaluator, Line, Range, Region
+from monitoring.drawing.evaluate import Evaluator, Line, Range, Region, rows
 from triton_transformers.pages import page
 from triton_transformers.prometheus import Prometheus
 from triton_transformers.settings import UserError
 
-# A column of Grafana's 24 and a row, in inches of a figure on a page 1240 points wide.
+# Grafana's columns. A column and a row, in inches of a figure on a page 1240 points wide.
+COLUMNS = 24
 COLUMN, ROW = 0.5, 0.36
 PHONE = (4.0, 2.2)
 COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#b877d9", "#d64a4a", "#2a9d9d", "#c2a200", "#d4699a", "#7c6f5a")
@@ -31,8 +33,6 @@ SCALES: dict[str, list[tuple[float, str]]] = {
     "bytes": [(2.0 ** (10 * n), unit) for n, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))],
     "watt": [(1, "W"), (1000, "kW")],
     "joule": [(1e-3, "mJ"), (1, "J"), (1000, "kJ")],
-    "reqps": [(1, "req/s"), (1000, "K req/s")],
-    "short": [(1, ""), (1000, "K"), (1e6, "Mil")],
     "none": [(1, "")],
 }
 
@@ -42,40 +42,53 @@ def draw(
 ) -> Markup:
     evaluator = Evaluator(prometheus, dashboard, time, chosen)
     regions = evaluator.regions()
-    panels = [drawn(panel, evaluator.lines(panel), regions, time) for panel in dashboard["panels"]]
-    return page("monitoring.drawing", "dashboard.html.j2", panels=panels)
+    shown: dict[str, list[list[dict[str, Any]]]] = {}
+    left_out: dict[str, list[str]] = {}
+    for title, panels in rows(dashboard):
+        lines_of = {panel["title"]: evaluator.lines(panel) for panel in panels}
+        reasons = {panel["title"]: why_empty(panel, lines_of[panel["title"]]) for panel in panels}
+        filled = [panel for panel in panels if not reasons[panel["title"]]]
+        if filled:
+            shown[title] = [
+                [drawn(panel, lines_of[panel["title"]], regions, time, width) for panel, width in widened(list(line))]
+                for _, line in groupby(filled, key=lambda panel: panel["gridPos"]["y"])
+            ]
+        if title and not filled:  # one reason is enough
+            reasons = {f"the row {title}": next(iter(reasons.values()))}
+        for name, reason in reasons.items():
+            if reason:
+                left_out.setdefault(reason, []).append(name)
+    return page("monitoring.drawing", "dashboard.html.j2", rows=shown, left_out=left_out)
 
 
-def drawn(panel: dict[str, Any], lines: list[Line], regions: list[Region], time: Range) -> dict[str, Any]:
+def why_empty(panel: dict[str, Any], lines: list[Line]) -> str:
+    """Return why there is nothing to draw, empty if there is something. A graph of zeros shows nothing."""
+    defaults = panel["fieldConfig"]["defaults"]
+    if not lines:
+        return str(defaults["noValue"])
+    if panel["type"] == "timeseries" and not any(differs_from_zero(line, defaults) for line in lines):
+        return f"Always {text(0, defaults['unit'], defaults.get('decimals'))}"
+    return ""
+
+
+def differs_from_zero(line: Line, defaults: dict[str, Any]) -> bool:
+    unit, decimals = defaults["unit"], defaults.get("decimals")
+    return text(largest(line), unit, decimals) != text(0, unit, decimals)
+
+
+def widened(panels: list[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
+    """Return the panels of one line of the grid, each with the columns that it gets: together they fill the line."""
+    columns = sum(panel["gridPos"]["w"] for panel in panels)
+    return [(panel, COLUMNS * panel["gridPos"]["w"] / columns) for panel in panels]
+
+
+def drawn(panel: dict[str, Any], lines: list[Line], regions: list[Region], time: Range, width: float) -> dict[str, Any]:
     """Return what the template needs to show a panel."""
     defaults = panel["fieldConfig"]["defaults"]
     unit, decimals = defaults["unit"], defaults.get("decimals")
-    shown = {
-        "title": panel["title"],
-        "description": panel["description"],
-        "type": panel["type"],
-        "place": panel["gridPos"],
-        "empty": "" if lines else defaults["noValue"],
-    }
-    if panel["type"] not in ("timeseries", "stat", "bargauge"):
-        raise UserError(f"panel '{panel['title']}' is a {panel['type']}, which cannot be drawn here")
-    if panel["type"] != "timeseries":
-        only_names = panel.get("options", {}).get("textMode") == "name"
-        colours = colours_of(panel, sorted({line.name for line in lines}))
-        shown["values"] = [
-            {
-                "name": line.name,
-                "colour": colours[line.name] if panel["type"] == "bargauge" else stat_colour(panel, line),
-                "text": line.name if only_names else text(line.last, unit, decimals),
-                "share": line.last / (max(other.last for other in lines) or 1),
-            }
-            for line in lines
-        ]
-    elif lines:
-        zero = text(0, unit, decimals)
-        lines = [line for line in lines if text(largest(line), unit, decimals) != zero]
-        if not lines:
-            return shown | {"empty": f"Always {zero}"}
+    shown = {"title": panel["title"], "description": panel["description"], "type": panel["type"], "width": width}
+    if panel["type"] == "timeseries":
+        lines = [line for line in lines if differs_from_zero(line, defaults)]
         lines.sort(key=largest, reverse=True)
         named, others = lines[:NAMED], lines[NAMED:]
         colours = colours_of(panel, sorted(line.name for line in named))
@@ -91,9 +104,23 @@ def drawn(panel: dict[str, Any], lines: list[Line], regions: list[Region], time:
             name = f"{len(others)} other{'s' if len(others) > 1 else ''}"
             maximum = text(largest(others[0]), unit, decimals)
             shown["values"].append({"name": name, "colour": "var(--faint)", "maximum": maximum})
-        shown["sizes"] = {"wide": (panel["gridPos"]["w"] * COLUMN, (panel["gridPos"]["h"] - 2) * ROW), "narrow": PHONE}
+        shown["sizes"] = {"wide": (width * COLUMN, (panel["gridPos"]["h"] - 2) * ROW), "narrow": PHONE}
         drawing = partial(draw_lines, panel, lines, colours, regions, time)
-        shown["charts"] = {width: svg_data_urls(drawing, size) for width, size in shown["sizes"].items()}
+        shown["charts"] = {form: svg_data_urls(drawing, size) for form, size in shown["sizes"].items()}
+    elif panel["type"] in ("stat", "bargauge"):
+        only_names = panel.get("options", {}).get("textMode") == "name"
+        colours = colours_of(panel, sorted({line.name for line in lines}))
+        shown["values"] = [
+            {
+                "name": line.name,
+                "colour": colours[line.name] if panel["type"] == "bargauge" else stat_colour(panel, line),
+                "text": line.name if only_names else text(line.last, unit, decimals),
+                "share": line.last / (max(other.last for other in lines) or 1),
+            }
+            for line in lines
+        ]
+    else:
+        raise UserError(f"panel '{panel['title']}' is a {panel['type']}, which cannot be drawn here")
     return shown
 
 

@@ -64,6 +64,17 @@ def load(path: Path) -> dict[str, Any]:
     return dashboard
 
 
+def rows(dashboard: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the title of each row with its panels: those in it if it is collapsed, else those that follow it."""
+    found: list[tuple[str, list[dict[str, Any]]]] = [("", [])]
+    for panel in dashboard["panels"]:
+        if panel["type"] == "row":
+            found.append((panel["title"], [*panel["panels"]]))
+        else:
+            found[-1][1].append(panel)
+    return [(title, panels) for title, panels in found if panels]
+
+
 class Evaluator:
     """Evaluates one dashboard over one range. `chosen` overrides the defaults of its variables."""
 
@@ -78,7 +89,9 @@ class Evaluator:
             "__interval": f"{time.step}s",
             "__range": f"{math.ceil(time.end - time.start)}s",
         }
-        for variable in dashboard.get("templating", {}).get("list", []):
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "datasource":
+                continue  # no query contains it
             self.values[variable["name"]] = (chosen or {}).get(variable["name"]) or self.default(variable)
 
     def default(self, variable: dict[str, Any]) -> str:

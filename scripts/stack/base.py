@@ -354,7 +354,8 @@ class Stack(ABC):
     def print_urls(self) -> None:
         url = self.settings.url
         if "gateway" in self.programs():
-            out.print(f"Gateway     {url('GATEWAY_PORT')}  (OpenAI's API: {url('GATEWAY_PORT')}/v1)")
+            out.print(f"[bold]Page        {url('GATEWAY_PORT')}[/]  (open it in a browser: try each system, or chat)")
+            out.print(f"OpenAI API  {url('GATEWAY_PORT')}/v1")
             if warning := expiry_warning(self.settings):
                 out.print(f"            [yellow]{escape(warning)}[/]")
             if not self.settings.api_keys:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from markupsafe import escape
 
 from loadtest.load.telemetry import LAST_SCRAPE_S
 from monitoring.__main__ import FOLDER, files
@@ -18,9 +19,9 @@ from monitoring.definitions.hardware import PROFILES
 from monitoring.drawing import draw as units
 from monitoring.drawing.charts import MODE_COLOURS
 from monitoring.drawing.draw import NAMED, alone, colours_of, draw
-from monitoring.drawing.evaluate import SCRAPE_S, Evaluator, Range, dashboards
+from monitoring.drawing.evaluate import SCRAPE_S, Evaluator, Range, dashboards, rows
 from monitoring.drawing.page import check_ours, chosen_range
-from tests.support.dashboards import ALL, PANELS
+from tests.support.dashboards import ALL, PANELS, panels_of
 from triton_transformers.prometheus import Prometheus, Series
 from triton_transformers.settings import MODES, ROOT, Settings, UserError
 
@@ -49,9 +50,27 @@ def test_dashboards_of_a_profile_have_fixed_uids(profile):
 
 @pytest.mark.parametrize("name", ALL)
 def test_panels_fill_the_grid_without_overlap(name):
-    places = [panel["gridPos"] for panel in ALL[name]["panels"]]
+    places = [place["gridPos"] for panel in ALL[name]["panels"] for place in (panel, *panel.get("panels", []))]
     cells = [(p["x"] + x, p["y"] + y) for p in places for y in range(p["h"]) for x in range(p["w"])]
     assert sorted(cells) == [(x, y) for x in range(24) for y in range(max(y for _, y in cells) + 1)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_dashboard_draws_a_query_or_a_title_twice(name):
+    panels = panels_of(ALL[name])
+    for seen in (
+        [panel["title"] for panel in panels],
+        [target["expr"] for panel in panels for target in panel["targets"]],
+    ):
+        assert len(set(seen)) == len(seen)
+
+
+def test_overview_fits_one_screen_and_rows_that_a_stack_may_lack_are_collapsed():
+    headings = [panel for panel in ALL["dashboards/throughput"]["panels"] if panel["type"] == "row"]
+    assert {panel["title"]: panel["collapsed"] for panel in headings} == {
+        "Overview": False, "Gateway": False, "Batching": False, "Generation": True, "Load test": True
+    }  # fmt: skip
+    assert headings[1]["gridPos"]["y"] <= 20  # Grafana's rows are 38 points high: 760 points
 
 
 @pytest.mark.parametrize(
@@ -85,7 +104,7 @@ def test_panel_has_description_unit_and_queries(panel):
     assert panel["targets"]
     for target in panel["targets"]:
         assert target["legendFormat"]
-        assert panel["datasource"] == target["datasource"] == {"type": "prometheus", "uid": "prometheus"}
+        assert panel["datasource"] == target["datasource"] == {"type": "prometheus", "uid": "${source}"}
         # Windows follow the dashboard's range or resolution; a fixed length would not.
         assert set(re.findall(r"\[([^\]]+)\]", target["expr"])) <= {
             "$__rate_interval",
@@ -102,12 +121,11 @@ def test_panel_has_description_unit_and_queries(panel):
         ("s", {0.000_25: "250 µs", 0.0382: "38.2 ms", 1.5: "1.5 s", 4000: "4000 s", 0: "0 s", math.nan: "-"}),
         ("percentunit", {0.123: "12.3%", 0: "0%"}),
         ("bytes", {2 * 2**30: "2 GiB", 0: "0 B"}),
-        ("reqps", {152.34: "152 req/s", 1999: "2 K req/s", 0.25: "0.25 req/s"}),
+        ("suffix:requests/s", {152.34: "152 requests/s", 1999: "1999 requests/s", 0.25: "0.25 requests/s"}),
         ("watt", {285.4: "285 W"}),
         ("joule", {0.5: "500 mJ"}),
         ("none", {17.9: "17.9", 3730: "3730"}),
-        ("short", {3730: "3.73 K"}),
-        ("suffix: ×", {1.794: "1.79 ×"}),
+        ("suffix:×", {1.794: "1.79 ×"}),
     ],
 )
 def test_numbers_have_a_readable_unit(unit, values):
@@ -143,12 +161,15 @@ class EmptyPrometheus(Prometheus):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_panels_without_data_show_no_value(name):
+def test_panels_without_data_are_left_out_and_named(name):
     prometheus = EmptyPrometheus()
     page = str(draw(prometheus, ALL[name], Range(0, 900)))
-    for panel in ALL[name]["panels"]:
-        assert panel["fieldConfig"]["defaults"]["noValue"] in page
-    assert "<img" not in page
+    assert "<section" not in page
+    left_out = page.partition("Left out.")[2]
+    for title, panels in rows(ALL[name]):
+        assert panels[0]["fieldConfig"]["defaults"]["noValue"] in left_out
+        names = [f"the row {title}"] if title else [panel["title"] for panel in panels]
+        assert all(escape(name) in left_out for name in names)
     assert not any("$" in expr for expr in prometheus.queries), "a variable is not filled in"
 
 
@@ -162,7 +183,7 @@ def test_defaults_are_the_newest_comparison_and_all_models():
 
 
 def test_modes_keep_their_colours():
-    (panel,) = (panel for panel in ALL["dashboards/throughput"]["panels"] if panel["title"] == "Hardware in use")
+    (panel,) = (panel for panel in panels_of(ALL["dashboards/throughput"]) if panel["title"] == "Hardware in use")
     colours = colours_of(panel, ["CPU, dynamic", "CPU, instances", "CPU, none", "GPU, none"])
     assert [colours[f"CPU, {mode}"] for mode in MODES] == list(MODE_COLOURS.values())
     assert colours["GPU, none"] not in MODE_COLOURS.values()
@@ -171,14 +192,12 @@ def test_modes_keep_their_colours():
 def legend_of(title: str, series: list[Series]) -> tuple[list[str], list[str]]:
     """Return the texts and the colours of the legend of a panel that has these series."""
     dashboard = ALL["dashboards/throughput"]
-    panels = [panel for panel in dashboard["panels"] if panel["title"] == title and panel["type"] == "timeseries"]
+    panels = [panel for panel in panels_of(dashboard) if panel["title"] == title]
     prometheus = EmptyPrometheus()
     prometheus.over = lambda expr, *_: [] if "loadtest_window" in expr else series
     page = str(draw(prometheus, dashboard | {"panels": panels}, Range(0, 900)))
     entries = re.findall(r'<span><i style="border-color: ([^"]+)"></i>([^<]+)</span>', page)
-    return [text for _, text in entries] or re.findall(r'class="empty">([^<]+)<', page), [
-        colour for colour, _ in entries
-    ]
+    return [text for _, text in entries] or re.findall(r"Left out\. ([^<]+)\.", page), [colour for colour, _ in entries]
 
 
 def rates(mode: str = "none", **models: float) -> list[Series]:
@@ -186,19 +205,31 @@ def rates(mode: str = "none", **models: float) -> list[Series]:
 
 
 def test_legend_names_the_five_largest_series_and_counts_the_others():
-    entries, colours = legend_of("Requests/s", rates(**{f"m{n}": float(n) for n in range(40)}))
+    entries, colours = legend_of("Requests/s by model", rates(**{f"m{n}": float(n) for n in range(40)}))
     assert entries == [
-        *(f"m{n}, none, at most {n} req/s" for n in (39, 38, 37, 36, 35)),
-        "34 others, at most 34 req/s",  # and m0 answered nothing
+        *(f"m{n}, none, at most {n} requests/s" for n in (39, 38, 37, 36, 35)),
+        "34 others, at most 34 requests/s",  # and m0 answered nothing
     ]
     assert len(set(colours)) == NAMED + 1
 
 
 def test_series_that_are_always_zero_and_the_mode_outside_of_comparisons_are_left_out():
-    assert legend_of("Requests/s", rates("as configured", m=1.0))[0] == ["m, at most 1 req/s"]
-    assert legend_of("Requests/s", rates(busy=2.0, idle=0.0))[0] == ["busy, none, at most 2 req/s"]
-    assert legend_of("Requests/s", rates(idle=0.0))[0] == ["Always 0 req/s"]
-    assert legend_of("Cache in use", rates(idle=1e-7))[0] == ["Always 0%"]
+    assert legend_of("Requests/s by model", rates("as configured", m=1.0))[0] == ["m, at most 1 requests/s"]
+    assert legend_of("Requests/s by model", rates(busy=2.0, idle=0.0))[0] == ["busy, none, at most 2 requests/s"]
+    assert legend_of("Requests/s by model", rates(idle=0.0))[0] == ["Always 0 requests/s: Requests/s by model"]
+    assert legend_of("Cache in use", rates(idle=1e-7))[0] == ["Always 0%: Cache in use"]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "sizes"), [({"Responses/s"}, [24]), ({"Responses/s", "Response time"}, [12, 12]), (set(), [])]
+)
+def test_panels_with_data_fill_the_line_of_those_without(drawn, sizes):
+    panels = [panel for panel in panels_of(ALL["dashboards/throughput"]) if "gateway" in str(panel["targets"])][:3]
+    prometheus = EmptyPrometheus()
+    with_data = {t["expr"].partition("[")[0] for panel in panels if panel["title"] in drawn for t in panel["targets"]}
+    prometheus.over = lambda expr, *_: [Series({}, [1.0], [1.0])] if expr.partition("[")[0] in with_data else []
+    page = str(draw(prometheus, ALL["dashboards/throughput"] | {"panels": panels}, Range(0, 900)))
+    assert [float(size) for size in re.findall(r"--columns: ([\d.]+)", page)] == sizes
 
 
 class OneWindow(EmptyPrometheus):

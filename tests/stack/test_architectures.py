@@ -1,4 +1,4 @@
-"""A few rows of docs/architectures.md: models whose answers once depended on what else was in their batch."""
+"""A few rows of docs/architectures.csv: models whose answers once depended on what else was in their batch."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_settings_of_the_gateway_restart_it_alone(stack, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "settings changed (API_KEYS, TLS_CERT, TLS_KEY): restarting the gateway" in done.stdout
     url = f"https://127.0.0.1:{stack.environment['GATEWAY_PORT']}"
-    assert f"Gateway     {url}" in done.stdout
+    assert f"Page        {url}" in done.stdout
 
     def models(**headers: str) -> str:
         request = urllib.request.Request(f"{url}/v1/models", headers=headers)

@@ -227,11 +227,12 @@ def test_own_config_allows_larger_batches(served, checkpoints):
     check_features(ask(served, "vit_ensemble", image=images), plain(checkpoints["vit"], list(images)))
 
 
-# --- docs/vision.md ---------------------------------------------------------------------------------------------------
+# --- docs/models.md ---------------------------------------------------------------------------------------------------
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs/vision.md").read_text(), re.MULTILINE | re.DOTALL)
+    section = (ROOT / "docs/models.md").read_text().split("\n## Images\n")[1].split("\n### ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("block", [block for block in blocks("sh") if "curl" in block])

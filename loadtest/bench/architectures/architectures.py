@@ -1,4 +1,4 @@
-"""Compare small models of many architectures, served by Triton, with their reference library: docs/architectures.md.
+"""Compare small models of many architectures, served by Triton, with their reference library: docs/architectures.csv.
 
 Each is compared three times: its requests one after the other, all rows in one request, and 16 clients at once.
 """
@@ -6,6 +6,7 @@ Each is compared three times: its requests one after the other, all rows in one 
 from __future__ import annotations
 
 import contextlib
+import csv
 import math
 import multiprocessing
 import secrets
@@ -31,10 +32,10 @@ from triton_transformers.cli import err, out
 from triton_transformers.settings import ROOT, Settings, UserError
 from triton_transformers.triton import Triton, TritonError
 
-PAGE = ROOT / "docs/architectures.md"
-MARKER = "<!-- The rest of this page is written by `make bench BENCH=architectures`. -->"
+TABLE = ROOT / "docs/architectures.csv"
 CLIENTS, REPEATS = 16, 4
 WAYS = ("alone", "one request", f"{CLIENTS} clients")
+COLUMNS = ("architecture", "saved by", "task", "format", *WAYS, "result")
 Row = tuple[SmallModel, str]  # a model and the format in which it is served
 
 
@@ -56,13 +57,14 @@ class Result:
 
     @property
     def cells(self) -> list[str]:
-        name = f"`{self.model.architecture}`" + (f", {self.model.note}" if self.model.note else "")
-        first = [name, self.model.saved_by, self.model.task, f"`{self.format}`"]
+        """Return the row, in the order of COLUMNS."""
+        name = self.model.architecture + (f", {self.model.note}" if self.model.note else "")
+        first = [name, self.model.saved_by, self.model.task, self.format]
         if self.refusal:
-            return [*first, *["–"] * len(WAYS), f"refused: {self.refusal}"]
+            return [*first, *[""] * len(WAYS), f"refused: {self.refusal}"]
         if not self.differences:
-            return [*first, *["–"] * len(WAYS), "not measured"]
-        verdict = "equal" if self.is_right else "**differs**"
+            return [*first, *[""] * len(WAYS), "not measured"]
+        verdict = "equal" if self.is_right else "differs"
         return [*first, *(f"{difference:.0e}" for difference in self.differences), verdict]
 
 
@@ -82,8 +84,8 @@ def run() -> None:
         f"{refused} refused, {len(different)} different. Measured in {(time.monotonic() - start) / 60:.0f} minutes on "
         f"{machine['cores']} cores of {machine['cpu']}."
     )
-    write(summary, results)
-    out.print(f"{summary}\n{PAGE.relative_to(ROOT)}")
+    write(results)
+    out.print(f"{summary}\n{TABLE.relative_to(ROOT)}")
     if different:
         rows = ", ".join(" ".join(result.cells) for result in different)
         raise UserError(f"different from the reference library: {rows}")
@@ -226,10 +228,6 @@ def limits_of(format: str, dtype: str) -> Limits:
     return LIMITS["architectures", format if format == "onnx-int8" else dtype or "float32"]
 
 
-def write(summary: str, results: list[Result]) -> None:
-    text, marker, _ = PAGE.read_text().partition(MARKER)
-    assert marker, PAGE
-    header = ["architecture", "saved by", "task", "`FORMAT`", *WAYS, ""]
-    lines = [header, ["---"] * len(header), *(result.cells for result in results)]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    PAGE.write_text(f"{text}{marker}\n\n{summary}\n\n{table}\n")
+def write(results: list[Result]) -> None:
+    with TABLE.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *(result.cells for result in results)])

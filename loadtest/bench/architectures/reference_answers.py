@@ -1,4 +1,4 @@
-"""The requests of docs/architectures.md, and the answers of the reference libraries."""
+"""The requests of docs/architectures.csv, and the answers of the reference libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Save small models with random weights, made from real architectures: the rows of docs/architectures.md.
+"""Save small models with random weights, made from real architectures: the rows of docs/architectures.csv.
 
 Most rows come from transformers' own lists of architectures, and the libraries that are installed save them. The others
 are as an earlier release of transformers wrote them.

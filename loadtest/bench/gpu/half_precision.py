@@ -1,4 +1,4 @@
-"""Compare the architectures of docs/architectures.md in half precision, served from a GPU if there is one.
+"""Compare the architectures of docs/architectures.csv in half precision, served from a GPU if there is one.
 
 Models that generate text compute in float32, and their texts must be the same.
 
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from loadtest.bench.architectures.architectures import WAYS, all_models, measure
+from loadtest.bench.architectures.architectures import COLUMNS, all_models, measure
 from loadtest.bench.architectures.small_models import SmallModel
 from loadtest.bench.gpu.ways import this_device
 from triton_transformers.answers import LIMITS
@@ -96,7 +96,7 @@ def show(systems: list[str], folder: Path) -> None:
     different = [result["cells"] for result in results if not result["is_right"]]
     refused = sum(result["refused"] for result in results)
     if different:
-        print_table(("architecture", "saved by", "task", "FORMAT", *WAYS, ""), different, text_columns=())
+        print_table(COLUMNS, different, text_columns=())
     allowed = LIMITS["architectures", folder.name].difference
     summary = (
         f"{folder.name}: {len(results)} of {len(systems)} rows: {len(results) - refused - len(different)} within "

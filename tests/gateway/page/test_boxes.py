@@ -192,21 +192,26 @@ def test_page_shows_the_skills_of_a_chat_model(parameters, more_inputs, skills, 
 
 def test_page_shows_figures_engine_and_batching(gateway: RunningGateway) -> None:
     reader = read(gateway)
-    assert "requests through the gateway 204 /s 95 % answered within 21.3 ms in flight 12" in reader.text
-    assert "refused with 429 3.2 /s failed 0 /s" in reader.text
+    assert (
+        "requests/s through the gateway last 60 s 204 95 % answered within last 60 s 21.3 ms "
+        "refused/s with 429 last 60 s 3.2 failed/s last 60 s 0 in flight now 12"
+    ) in reader.text
     # Triton counted the two failures of the ensemble twice.
-    assert "requests 202 /s mean latency 13.1 ms mean batch 7.9 failed 2.0 /s" in reader.systems["embedding"]
+    assert (
+        "requests/s last 60 s 202 mean latency last 60 s 13.1 ms mean batch last 60 s 7.9 failed/s last 60 s 2.0"
+        in reader.systems["embedding"]
+    )
     assert (
         "tokenizer dynamic, up to 64 – encoder packed_onnx, openvino bf16 dynamic, up to 64 7.9"
         in (reader.systems["embedding"])
     )
     # The model that streams counts the requests of the other one, too.
-    assert "requests 0.5 /s mean latency 2.8 s tokens 41.2 /s" in reader.systems["writer"]
+    assert "requests/s last 60 s 0.5 mean latency last 60 s 2.8 s tokens/s last 60 s 41.2" in reader.systems["writer"]
     assert (
         "writer generation by writer_stream – writer_stream generation continuous, up to 32 3.4"
         in (reader.systems["writer"])
     )
-    assert "requests 0 /s mean latency – mean batch –" in reader.systems["pets"]
+    assert "requests/s last 60 s 0 mean latency last 60 s – mean batch last 60 s –" in reader.systems["pets"]
 
 
 def test_page_needs_no_prometheus(config: Config) -> None:
@@ -346,7 +351,7 @@ def test_in_a_container_programs_are_found_by_name(
     with running_gateway(config, settings.replace(PROMETHEUS_PORT="19090")) as running:
         reader = read(running, host="localhost")
     assert reader.links[:-1] == ["http://localhost:19090/"]
-    assert "mean latency 13.1 ms" in reader.text
+    assert "mean latency last 60 s 13.1 ms" in reader.text
 
 
 def test_loopback_names_are_recognized() -> None:
@@ -356,15 +361,17 @@ def test_loopback_names_are_recognized() -> None:
 
 def test_latest_reports_are_linked_and_shown(gateway: RunningGateway, settings: Settings) -> None:
     folder = settings.reports
-    assert gateway.get("/reports/latest").status == 404
-    (folder / "20260101T000000Z-embedding").mkdir()
-    (folder / "20260101T000000Z-embedding/report.html").write_text("<p>a report</p>")
-    (folder / "latest").symlink_to("20260101T000000Z-embedding")
-    assert "/reports/latest" in read(gateway).links
-    reply = gateway.get("/reports/latest")
-    assert (reply.status, reply.body) == (200, b"<p>a report</p>")
-    assert reply.headers["content-security-policy"] == f"{CLOSED}; style-src 'unsafe-inline'; img-src data:"
-    assert gateway.get("/reports/latest-tune").status == 404
+    for kind, file in (("latest", "report"), ("latest-overload", "report"), ("latest-tune", "tune")):
+        assert gateway.get(f"/reports/{kind}").status == 404
+        made = folder / f"20260101T000000Z-embedding{kind.removeprefix('latest')}"
+        made.mkdir()
+        (made / f"{file}.html").write_text("<p>a report</p>")
+        (folder / kind).symlink_to(made.name)
+        assert f"/reports/{kind}" in read(gateway).links
+        reply = gateway.get(f"/reports/{kind}")
+        assert (reply.status, reply.body) == (200, b"<p>a report</p>")
+        assert reply.headers["content-security-policy"] == f"{CLOSED}; style-src 'unsafe-inline'; img-src data:"
+    assert gateway.get("/reports/latest-soak").status == 404
     assert gateway.get("/reports/..%2flatest").status == 404
 
 

@@ -153,9 +153,7 @@ def test_dashboard_in_report_repeats_no_number():
     panels = report.charts_only(load(BATCHING), {})["panels"]
     assert panels
     assert {panel["type"] for panel in panels} == {"timeseries"}
-    assert "Requests/s" not in [panel["title"] for panel in panels]
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
-    assert len(set(places)) == len(places)
+    assert not [panel["title"] for panel in panels if "Requests/s" in panel["title"]]
 
 
 def test_report_shows_the_engines_of_all_windows(measured, monkeypatch):

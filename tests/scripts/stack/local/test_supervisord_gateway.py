@@ -124,6 +124,7 @@ def test_setting_of_the_gateway_restarts_it_alone(stack, capsys, name, value):
 @pytest.mark.parametrize(
     ("values", "note"),
     [
+        ({}, "Page        http://127.0.0.1:"),
         ({}, "loopback only: set API_KEYS and GATEWAY_BIND to open it"),
         ({"API_KEYS": KEY, "GATEWAY_BIND": "0.0.0.0"}, "open to other machines on 0.0.0.0, with a key of API_KEYS"),
         ({"API_KEYS": KEY, "GATEWAY_BIND": "0.0.0.0"}, "without TLS"),
