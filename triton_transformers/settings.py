@@ -363,7 +363,7 @@ class Settings(dict[str, str]):
     max_batch = Setting(_optional(_integer(1)), shown=True)
     modes = Setting(_modes, "none instances dynamic", shown=True)
     formats = Setting(_formats, shown=True)
-    rounds = Setting(_integer(2), "4", shown=True)
+    rounds = Setting(_integer(3), "4", shown=True)
     window = Setting(_optional(_decimal(1)), shown=True)
     warmup = Setting(_decimal(), "3", shown=True)
     seed = Setting(_integer(), "1", shown=True)

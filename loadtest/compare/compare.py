@@ -23,8 +23,9 @@ from loadtest.load.locust_users import Job
 from loadtest.load.telemetry import Metrics
 from loadtest.load.users import Users
 from loadtest.load.workload import Workload, worker_count
-from loadtest.measure import statistics
+from loadtest.measure import statistics, verdicts
 from loadtest.measure.statistics import Results
+from loadtest.measure.verdicts import EXIT_CODES, Cause, Code, judge
 from loadtest.measure.windows import Experiment, Plan, Window
 from loadtest.reports import report
 from loadtest.reports.report import COMPARED, GENERATING_HEADER, WINDOWS_HEADER, print_table, window_line
@@ -42,6 +43,8 @@ from triton_transformers.tasks.task import PIPELINE
 from triton_transformers.triton import Config, Triton, TritonError, engines, generates
 
 INTERRUPTED = "interrupted"
+# The name of a run: when it began.
+RUN = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Comparison:
     cores: int = 0  # of the server
     left_out: dict[str, str] = field(default_factory=dict)  # mode -> why the server cannot be measured in it
     quality: dict[str, dict[str, float]] = field(default_factory=dict)  # format -> its answers beside the first one's
-    run: str = field(default_factory=lambda: f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}")  # its name in reports and metrics
+    run: str = field(default_factory=lambda: f"{datetime.now(UTC):{RUN}}")  # its name in reports and metrics
 
     @cached_property
     def triton(self) -> Triton:
@@ -110,10 +113,6 @@ class Comparison:
         return worker_count(self.settings, self.workload)
 
     @cached_property
-    def minimum_ratio(self) -> float:
-        return self.settings.min_ratio or 0.0
-
-    @cached_property
     def metrics(self) -> Metrics:
         return Metrics(self.run, self.plan.system, self.modes)
 
@@ -126,25 +125,28 @@ class Comparison:
         """Fill `windows`, and restore the server's configuration whatever happens."""
         folder = self.settings.reports
         # Check every setting before anything starts.
-        _ = self.plan, self.workers, self.minimum_ratio, self.job
+        _ = self.plan, self.workers, self.settings.min_ratio, self.job
         with self.alone_on_the_server():
             models = self.switched_models()
             check_free(self.settings, ["LOADTEST_METRICS_PORT"])
             address, port = str(self.settings.bind_address), self.settings.loadtest_metrics_port
-            try:
-                with (
-                    progress_bar(len(self.modes) * self.plan.rounds) as (show, log),
-                    interruptible() as interrupt,
-                    self.metrics.served(address, port),
-                    self.users(lambda label: show(label, 0)) as users,
-                    Switch(self.triton, models, folder, on_restore=interrupt.ignore) as switch,
-                ):
-                    self._compare_answers(switch, show)
-                    self._run(users, switch, show, log)
-            except (UserError, TritonError, KeyboardInterrupt) as reason:
-                if not self.windows:
-                    raise
-                self.stopped = str(reason) or INTERRUPTED
+            with (
+                progress_bar(len(self.modes) * self.plan.rounds) as (show, log),
+                interruptible() as interrupt,
+                self.metrics.served(address, port),
+            ):
+                try:
+                    with (
+                        self.users(lambda label: show(label, 0)) as users,
+                        Switch(self.triton, models, folder, on_restore=interrupt.ignore) as switch,
+                    ):
+                        self._compare_answers(switch, show)
+                        self._run(users, switch, show, log)
+                except (UserError, TritonError, KeyboardInterrupt) as reason:
+                    if not self.windows:
+                        raise
+                    self.stopped = str(reason) or INTERRUPTED
+                self.metrics.verdict(self.results()["verdict"] if self.complete_windows() else self.nothing())
 
     @contextlib.contextmanager
     def alone_on_the_server(self) -> Iterator[None]:
@@ -170,6 +172,7 @@ class Comparison:
         shown = report.shown(self.settings)
         return {
             "run": self.run,
+            "date": f"{datetime.strptime(self.run, RUN):%Y-%m-%d %H:%M} UTC",
             "system": self.plan.system,
             "profile": shown["PROFILE"],
             "runtime": shown["RUNTIME"],
@@ -183,11 +186,9 @@ class Comparison:
 
     def results(self) -> Results:
         """Return the content of results.json."""
-        windows = [window for by_mode in statistics.complete_rounds(self.windows) for window in by_mode.values()]
+        windows = self.complete_windows()
         model = statistics.heaviest(windows)
         shown = report.shown(self.settings)
-        # Formats batch as they are configured, or not at all.
-        unproven = None if self.settings.formats else statistics.batching_error(windows, model, self.examples.noun)
         results = self.identity() | {
             "settings": {
                 "workload": self.workload.name,
@@ -206,7 +207,7 @@ class Comparison:
                 "seed": self.job.seed,
                 self.examples.noun: self._sent(),
                 **({"new_tokens": self.settings.tokens} if self.generates else {}),
-                "min_ratio": self.minimum_ratio,
+                "min_ratio": self.settings.min_ratio or 0.0,
                 "triton_cpus": shown["TRITON_CPUS"],
                 "loadtest_cpus": shown["LOADTEST_CPUS"],
             },
@@ -227,12 +228,26 @@ class Comparison:
             "windows": [statistics.window_record(w, model) for w in self.windows],
             "verdict": statistics.verdict(windows, model, self.settings.formats),
             "stopped": self.stopped,
-            "slowest": self.slowest_requests(),
-            "unproven": str(unproven or ""),
+            "slowest": self.slowest_requests,
         }
-        reasons = statistics.complaints(results)
-        return results | {"passed": not reasons, "complaints": [*map(str, reasons + statistics.doubts(results))]}
+        batching = None
+        if not self.settings.formats:  # formats batch as they are configured, or not at all
+            remedy = statistics.more_batches(self.workload.users, self.plan.rate, self.generates)
+            batching = statistics.batching_error(windows, model, self.examples.noun, remedy)
+        return results | {"verdict": statistics.judged(results, batching)}
 
+    def complete_windows(self) -> list[Window]:
+        return [window for by_mode in statistics.complete_rounds(self.windows) for window in by_mode.values()]
+
+    def nothing(self) -> Results:
+        """Return the verdict if no round was complete."""
+        reason = self.stopped or f"no requests were answered in one of {', '.join(self.modes)}"
+        return judge([Cause(Code.NO_ROUND, reason=reason)])
+
+    def exit_code(self, verdict: Results) -> int:
+        return 130 if self.stopped == INTERRUPTED else EXIT_CODES[verdict["word"]]
+
+    @cached_property
     def slowest_requests(self) -> Results | None:
         """Return the slowest requests of the windows with dynamic batching; None without these, or without traces."""
         if self.settings.formats or not (folder := self.settings.traces()):
@@ -324,25 +339,21 @@ class Comparison:
 def main() -> int:
     comparison = Comparison(Settings.load())
     comparison.measure()
-    if not statistics.complete_rounds(comparison.windows):
-        reason = escape(comparison.stopped or f"no requests were answered in one of {', '.join(comparison.modes)}")
-        err.print(f"[red]not proven:[/] {reason}, before one round was complete: there is nothing to compare")
-        return 130 if comparison.stopped == INTERRUPTED else 1
+    if not comparison.complete_windows():
+        verdict = comparison.nothing()
+        err.print(escape(verdicts.sentence(verdict, "there is nothing to compare.")))
+        return comparison.exit_code(verdict)
     results = comparison.results()
     prometheus = Prometheus(comparison.settings.url("PROMETHEUS_PORT"))
     with err.status("drawing the report"):
         dashboard = report.drawn_dashboard(prometheus, results, comparison.windows)
     print_table(results, out)  # before the report, which a full disk prevents
-    for complaint in results["complaints"]:
-        err.print(f"{'[yellow]doubtful:[/]' if results['passed'] else '[red]not proven:[/]'} {escape(complaint)}")
     with err.status("writing the report"):
         folder = report.write(results, comparison.windows, comparison.settings.reports, dashboard)
     path = os.path.relpath(folder)
     out.print(f"\nreport  {path}/report.html  (numbers: {path}/results.json)")
     out.print("The stack stays up: `make status` shows it, `make locust` loads it by hand, `make down` stops it.")
-    if comparison.stopped == INTERRUPTED:
-        return 130
-    return 0 if results["passed"] else 1
+    return comparison.exit_code(results["verdict"])
 
 
 @contextlib.contextmanager

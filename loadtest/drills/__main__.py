@@ -18,7 +18,7 @@ from loadtest.drills import attacks, commands, crashes, shortages
 from loadtest.drills.drill_stack import DrillStack, repository_of
 from loadtest.drills.harness import DRILLS, Drill, Result, result
 from loadtest.drills.soak.soaking import soak
-from loadtest.measure.complaints import busy_machine
+from loadtest.measure.verdicts import busy_machine
 from loadtest.server.machine import host
 from triton_transformers.cli import one_interrupt, out, print_table, run
 from triton_transformers.files import write_atomically, write_json

@@ -49,6 +49,8 @@ class Metrics:
         self._window = self._metric(Gauge, "window", "1 while a window is measured", "mode", "round")
         self._seconds = self._metric(Counter, "measured_seconds", "Seconds measured", "mode")
         self._requests = self._metric(Counter, "requests", "Requests answered while measured", "mode", "outcome")
+        self._verdict = self._metric(Gauge, "verdict", "1 for the word of the verdict, at the end of the run", "word")
+        self._ratio = self._metric(Gauge, "proven_ratio", "The ratio of a verdict that is proven", "headline")
         self._latency = self._metric(
             Histogram,
             "request_duration_seconds",
@@ -97,6 +99,12 @@ class Metrics:
             yield update
         finally:
             self._window.clear()
+
+    def verdict(self, verdict: dict[str, Any]) -> None:
+        """Show the verdict of the run until the end of served()."""
+        self._verdict.labels(**self.labels, word=verdict["word"]).set(1)
+        if verdict["large"] is not None:
+            self._ratio.labels(**self.labels, headline=verdict["headline"]).set(verdict["large"])
 
     def count(self, mode: str, samples: Sequence[Sample], seconds: float) -> None:
         self.counted = True

@@ -1,4 +1,4 @@
-"""The numbers of a comparison and its verdict, computed from its windows alone."""
+"""The numbers of a comparison, computed from its windows alone, and what speaks against them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from loadtest.load.arrivals import GIVEN_UP, Sample
-from loadtest.measure.complaints import Code, Complaint, busy_machine
+from loadtest.measure.verdicts import ENOUGH_ROUNDS, Cause, Code, busy_machine, judge
 from loadtest.measure.windows import Counters, Window
 from loadtest.server.generating import Generated
 from loadtest.server.machine import is_busy
@@ -34,8 +34,8 @@ ENOUGH_RESPONSES, ENOUGH_ARRIVALS = 4, 20
 # The ratio in the headline of a comparison: throughput with dynamic batching / in the other mode, or in an open loop
 # the 95th percentile in the other mode / with dynamic batching. Above 1, dynamic batching is better.
 THROUGHPUT_RATIO, LATENCY_RATIO = "throughput_ratio", "latency_ratio"
-FASTER, SLOWER, NOT_PROVEN = "faster", "slower", "not proven"
-NARROW = "More ROUNDS or a longer WINDOW narrow it."
+# The share of the requests that thinking users can send at most, from which on they are the limit and not the server.
+USERS_LIMIT = 0.8
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; for more, the last is a little too wide.
 _T95 = (
@@ -232,20 +232,19 @@ def verdict(windows: list[Window], model: str, formats: Sequence[str] = ()) -> R
     if formats:
         baseline, subject, *_ = modes
         ratios = {form: ratio(rounds, baseline, headline, form) for form in modes[1:]}
-        proven = ratios[subject]
+        compared = ratios[subject]
     else:
         subject, others = "dynamic", [mode for mode in modes if mode != "dynamic"]
         baseline = best(rounds, others)
         ratios = {mode: ratio(rounds, mode, headline) for mode in others}
-        proven = ratios[baseline]
+        compared = ratios[baseline]
     figures = {mode: summary([by_mode[mode] for by_mode in rounds], model) for mode in (baseline, subject)}
     overloaded = [mode for mode in figures if figures[mode].get("overloaded")]
     return {
-        **proven,
+        **compared,
         "headline": headline,
         "subject": subject,
         "baseline": baseline,
-        "outcome": NOT_PROVEN if len(overloaded) == len(figures) else outcome(proven["ci95"]),
         "p95_ratio": figures[subject]["p95_ms"] / figures[baseline]["p95_ms"],
         "ratios": ratios,
         "overloaded": overloaded,
@@ -269,17 +268,10 @@ def ratio(
     logs = [math.log(score(by_mode[subject]) / score(by_mode[other])) for by_mode in rounds]
     mean = float(np.mean(logs))
     interval = None
-    if len(logs) > 1:
+    if len(logs) >= ENOUGH_ROUNDS:
         half = half_width(logs)
         interval = [math.exp(mean - half), math.exp(mean + half)]
-    return {key: math.exp(mean), "ci95": interval}
-
-
-def outcome(interval: list[float] | None) -> str:
-    """Return what dynamic batching, or the second format, does to the score, if the ratio's interval proves that."""
-    if interval is None or interval[0] <= 1 <= interval[1]:
-        return NOT_PROVEN
-    return FASTER if interval[0] > 1 else SLOWER
+    return {key: math.exp(mean), "ci95": interval, "rounds": [*map(math.exp, logs)]}
 
 
 def modes_of(windows: list[Window], formats: Sequence[str] = ()) -> list[str]:
@@ -304,74 +296,77 @@ def complete_rounds(windows: list[Window]) -> list[dict[str, Window]]:
     return [by_mode for by_mode in rounds.values() if len(by_mode) == len(modes)]
 
 
-def batching_error(windows: list[Window], model: str, noun: str = "texts") -> Complaint | None:
+def batching_error(windows: list[Window], model: str, noun: str = "texts", remedy: str = "") -> Cause | None:
     """Return how the counters contradict the modes, or nothing: only dynamic batching runs batches."""
     for window in windows:
         batches = window.mode == "dynamic"
         if window.generated:
             steps = window.generated.tokens_per_step
             if not batches and steps > BATCHED_FROM:
-                return Complaint(Code.RAN_TOGETHER, model=model, steps=steps)
+                return Cause(Code.RAN_TOGETHER, model=model, steps=steps)
             if batches and steps < BATCHED_FROM:
-                return Complaint(Code.RAN_ONE_AT_A_TIME, model=model, steps=steps)
+                return Cause(Code.RAN_ONE_AT_A_TIME, model=model, steps=steps, remedy=remedy)
             continue
         for name, counters in window.counters.items():
             if not batches and abs(counters.rows - counters.executions) > COUNTER_SKEW:
                 mean = ModelBatches.from_counters([counters]).mean_batch
-                return Complaint(Code.FOREIGN_BATCHES, model=name, mean=mean, noun=noun)
+                return Cause(Code.FOREIGN_BATCHES, model=name, mean=mean, noun=noun)
         mean = ModelBatches.from_counters([window.counters[model]]).mean_batch
         if batches and mean < BATCHED_FROM:
-            return Complaint(Code.NO_BATCHES, model=model, mean=mean, noun=noun)
+            return Cause(Code.NO_BATCHES, model=model, mean=mean, noun=noun, remedy=remedy)
     return None
 
 
-def complaints(results: Results) -> list[Complaint]:
-    """Return why the comparison does not count; without such a reason its exit code is 0."""
-    verdict, rate = results["verdict"], results["settings"]["rate"]
-    reasons: list[Complaint | None] = []
+def more_batches(users: int, rate: float, generates: bool) -> str:
+    """Return what makes dynamic batching run batches, if it ran none."""
+    if rate:
+        return "Set a higher RATE: requests arrive so seldom that none waits for another."
+    if users == 1:
+        return "Set more USERS: one user never has two requests waiting."
+    if generates:
+        return "Set a max_batch above 1, or ask for texts of more than one token (docs/comparison.md)."
+    return "Set more USERS than the model's instances answer at once (docs/comparison.md has the other causes)."
+
+
+def judged(results: Results, batching: Cause | None) -> Results:
+    """Return the verdict of a comparison: its numbers, and what they prove."""
+    verdict: Results = results["verdict"]
+    settings, windows = results["settings"], results["windows"]
+    rate, machine = settings["rate"], results["host"]["cores"]
+    causes = [batching, foreign_requests(results), few_responses(results), thinking_users(results)]
     if results["stopped"]:
-        reasons.append(Complaint(Code.STOPPED, reason=results["stopped"]))
-    if results["unproven"]:
-        reasons.append(Complaint(Code.BATCHES, problem=results["unproven"], cause=likely_cause(results)))
-    reasons += [foreign_requests(results), few_responses(results)]
+        causes.append(Cause(Code.STOPPED, reason=results["stopped"]))
     if len(verdict["overloaded"]) > 1:  # then all latencies grow with the window
-        reasons.append(Complaint(Code.NEVER_KEEPS_UP, rate=rate))
-    if failed := sum(window["failures"] for window in results["windows"]):
-        reasons.append(Complaint(Code.FAILED_REQUESTS, failed=failed))
+        causes.append(Cause(Code.NEVER_KEEPS_UP, rate=rate))
+    if failed := sum(window["failures"] for window in windows):
+        causes.append(Cause(Code.FAILED_REQUESTS, failed=failed))
+    taken = [window["other_cores"] for window in windows if is_busy(window["other_cores"], machine)]
+    causes.append(busy_machine(max(taken, default=None), machine, f"in {len(taken)} of {len(windows)} windows "))
     if verdict["client_bound"]:
         effect = "a part of the latency is its own" if rate else "the server was not the limit"
-        remedy = "more WORKERS, or a lower RATE" if rate else "more WORKERS, fewer USERS, or a heavier SYSTEM"
-        reasons.append(Complaint(Code.LOCUST_BOUND, effect=effect, remedy=remedy))
-    reasons.append(missed_ratio(results))
-    return [reason for reason in reasons if reason]
+        causes.append(Cause(Code.LOCUST_BOUND, effect=effect))
+    if verdict["overloaded"]:  # the latency of an overloaded mode depends on how long the windows are
+        return verdict | judge(causes)
+    more = f"Set ROUNDS={2 * settings['rounds']}."
+    number = verdict[verdict["headline"]]
+    return verdict | judge(causes, number, verdict["rounds"], verdict["ci95"], settings["min_ratio"], more)
 
 
-def doubts(results: Results) -> list[Complaint]:
-    """Return what makes the numbers doubtful, although the comparison counts: its interval contains the noise."""
-    machine, windows = results["host"]["cores"], results["windows"]
-    taken = [window["other_cores"] for window in windows if is_busy(window["other_cores"], machine)]
-    doubt = busy_machine(max(taken, default=None), machine, f"in {len(taken)} of {len(windows)} windows ")
-    return [doubt] if doubt else []
+def thinking_users(results: Results) -> Cause | None:
+    """Return the cause if users who think between their requests could hardly have sent more, in no mode."""
+    settings, verdict = results["settings"], results["verdict"]
+    thinking_s = sum(settings["wait"]) / 2
+    if settings["rate"] or not thinking_s:
+        return None
+    limit = settings["users"] / thinking_s
+    slowest = min(results["modes"][verdict[key]]["throughput_rps"] for key in ("subject", "baseline"))
+    if slowest < USERS_LIMIT * limit:
+        return None
+    return Cause(Code.THINKING_USERS, users=settings["users"], limit=limit, share=100 * slowest / limit)
 
 
-def likely_cause(results: Results) -> str:
-    dynamic = results["modes"]["dynamic"]
-    if dynamic.get("tokens_per_step", dynamic["mean_batch"]) >= BATCHED_FROM:
-        return ""
-    if results["settings"]["rate"]:
-        return ". Likely cause: requests arrive so seldom that none waits for another; set a higher RATE"
-    if results["settings"]["users"] == 1:
-        return ": one user never has two requests waiting; use more USERS"
-    if results["generates"]:
-        return ". Likely cause: a max_batch of 1, or texts that end after one token (docs/loadtest.md)"
-    return (
-        ". Likely causes: too few USERS for the model's instances, tensors of unequal length on an input without "
-        "allow_ragged_batch, or a max_batch_size of 1 (docs/loadtest.md)"
-    )
-
-
-def foreign_requests(results: Results) -> Complaint | None:
-    """Return the complaint if Triton answered more requests than Locust sent, or nothing.
+def foreign_requests(results: Results) -> Cause | None:
+    """Return the cause if Triton answered more requests than Locust sent, or nothing.
 
     Requests that cross a window's edges do not count as more.
     """
@@ -384,36 +379,18 @@ def foreign_requests(results: Results) -> Complaint | None:
     crossing = sum(window.get("unanswered_at_start", 2 * results["settings"]["users"]) for window in windows)
     if answered <= 1.25 * expected + crossing:
         return None
-    return Complaint(Code.FOREIGN_REQUESTS, answered=answered, sent=sent)
+    return Cause(Code.FOREIGN_REQUESTS, answered=answered, sent=sent)
 
 
-def few_responses(results: Results) -> Complaint | None:
-    """Return the complaint if a window is too short for the latency of a generating system or an open loop."""
+def few_responses(results: Results) -> Cause | None:
+    """Return the cause if a window is too short for the latency of a generating system or an open loop."""
     rate = results["settings"]["rate"]
     enough = ENOUGH_ARRIVALS if rate else ENOUGH_RESPONSES if results["generates"] else 0
     window = min(results["windows"], key=lambda window: window["requests"])
     if window["requests"] >= enough:
         return None
-    seconds, remedy = window["end"] - window["start"], "a higher RATE" if rate else "fewer TOKENS"
-    return Complaint(
-        Code.FEW_RESPONSES, mode=window["mode"], requests=window["requests"], seconds=seconds, remedy=remedy
-    )
-
-
-def missed_ratio(results: Results) -> Complaint | None:
-    """Return why the ratio does not prove MIN_RATIO: the whole interval has to reach it."""
-    minimum, verdict = results["settings"]["min_ratio"], results["verdict"]
-    if not minimum:
-        return None
-    ratio, name = verdict[verdict["headline"]], verdict["headline"].replace("_", " ")
-    if ratio < minimum:
-        return Complaint(Code.RATIO_TOO_LOW, name=name, ratio=ratio, minimum=minimum)
-    if not verdict["ci95"]:
-        return Complaint(Code.NO_INTERVAL, minimum=minimum)
-    low, high = verdict["ci95"]
-    if low >= minimum:
-        return None
-    return Complaint(Code.INTERVAL_TOO_LOW, name=name, low=low, high=high, minimum=minimum)
+    seconds = window["end"] - window["start"]
+    return Cause(Code.FEW_RESPONSES, mode=window["mode"], requests=window["requests"], seconds=seconds)
 
 
 def geometric_mean(values: list[float]) -> float:

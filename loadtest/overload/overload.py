@@ -30,8 +30,8 @@ from loadtest.load.examples import ROUTES, gateway_request
 from loadtest.load.locust_users import TLS
 from loadtest.load.users import Users
 from loadtest.load.workload import POOL_SPAWN_RATE
-from loadtest.measure.complaints import Code, Complaint, busy_machine
 from loadtest.measure.statistics import CLIENT_LIMIT, Results
+from loadtest.measure.verdicts import Cause, Code, busy_machine
 from loadtest.reports import report
 from loadtest.server.machine import OtherPrograms
 from loadtest.server.switching import Capacity
@@ -293,12 +293,12 @@ def advice(results: Results) -> str:
     )
 
 
-def complaints(results: Results) -> list[Complaint]:
+def complaints(results: Results) -> list[Cause]:
     """Return what makes the numbers doubtful."""
     cores, busy = results["client_cores"], busy_machine(results["other_cores"], results["host"]["cores"])
     doubts = [busy] if busy else []
     if cores >= CLIENT_LIMIT:
-        doubts.append(Complaint(Code.GENERATOR_BOUND, cores=cores))
+        doubts.append(Cause(Code.GENERATOR_BOUND, cores=cores))
     if (late := results["late_p95_ms"]) is not None and late > LATE_MS:
         if busy:
             remedy = "other programs used the CPU that it waited for"
@@ -307,12 +307,12 @@ def complaints(results: Results) -> list[Complaint]:
         else:
             remedy = f"it used only {cores:.2f} cores, and waited for those that the server used: keep one free of "
             remedy += "Triton (TRITON_CPUS), or set a lower OVERLOAD"
-        doubts.append(Complaint(Code.SENT_LATE, late=late, remedy=remedy))
+        doubts.append(Cause(Code.SENT_LATE, late=late, remedy=remedy))
     arrived, scheduled = results["arrived_rps"], results["scheduled_rps"]
     if arrived < ARRIVED_FROM * scheduled:
-        doubts.append(Complaint(Code.FEW_ARRIVALS, arrived=arrived, scheduled=scheduled))
+        doubts.append(Cause(Code.FEW_ARRIVALS, arrived=arrived, scheduled=scheduled))
     if results["given_up"]:
-        doubts.append(Complaint(Code.NOT_SENT, requests=results["given_up"]))
+        doubts.append(Cause(Code.NOT_SENT, requests=results["given_up"]))
     return doubts
 
 

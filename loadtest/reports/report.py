@@ -21,9 +21,8 @@ from rich.table import Table
 
 from loadtest.load.arrivals import Sample
 from loadtest.load.telemetry import LAST_SCRAPE_S
+from loadtest.measure import verdicts
 from loadtest.measure.statistics import (
-    NARROW,
-    NOT_PROVEN,
     THROUGHPUT_RATIO,
     Results,
     heaviest,
@@ -33,6 +32,7 @@ from loadtest.measure.statistics import (
     timed_samples,
     write_csv,
 )
+from loadtest.measure.verdicts import Code
 from loadtest.measure.windows import Window
 from loadtest.server.machine import is_busy
 from monitoring.drawing.charts import PALETTES, Chart, Palette, images, write_charts
@@ -70,61 +70,54 @@ def label(mode: str, results: Results) -> str:
 
 
 def sentence(results: Results) -> str:
-    return open_loop_sentence(results) if results["settings"]["rate"] else closed_loop_sentence(results)
+    """Return the headline: what the verdict is, what was measured, and what to do if that is not proven."""
+    return verdicts.sentence(results["verdict"], measured(results))
 
 
-def closed_loop_sentence(results: Results) -> str:
+def measured(results: Results) -> str:
+    return measured_at_a_rate(results) if results["settings"]["rate"] else measured_with_users(results)
+
+
+def measured_with_users(results: Results) -> str:
     verdict, users, system = results["verdict"], results["settings"]["users"], results["system"]
-    interval = verdict["ci95"]
-    load = f"with {users} user{'s' if users > 1 else ''}"
-    generates = results["generates"]
-    batching, answer = subject(results), "generate" if generates else "answer"
-    times = f"{verdict[THROUGHPUT_RATIO]:.2f} times as many {'tokens' if generates else 'requests'} of {system}"
+    load = f"with {users} user{'s' if users > 1 else ''}, {subject(results)}"
     baseline = without_batching(results) if results["formats"] else f"the same server with {without_batching(results)}"
-    if interval is None or verdict["outcome"] == NOT_PROVEN:
-        return not_proven(f"{load}, {batching} {past(answer)} {times} as {baseline}", interval)
-    low, high = (f"{bound:.2f}" for bound in interval)
-    dynamic, other = (results["modes"][verdict[key]]["p95_ms"] for key in ("subject", "baseline"))
+    own, other = (results["modes"][verdict[key]]["p95_ms"] for key in ("subject", "baseline"))
+    if is_because_of(verdict, Code.THINKING_USERS):
+        return (
+            f"{load} answered 95 % of their requests of {system} within {own:.0f} ms, and {baseline} within "
+            f"{other:.0f} ms."
+        )
+    did, what = ("generated", "tokens") if results["generates"] else ("answered", "requests")
     return (
-        f"{load.capitalize()}, {batching} {answer}s {times} (95 % interval {low} to {high}) as {baseline}. "
-        f"p95: {dynamic:.0f} ms instead of {other:.0f} ms."
+        f"{load} {did} {verdict[THROUGHPUT_RATIO]:.2f} times as many {what} of {system}{interval_of(verdict)} as "
+        f"{baseline}. p95: {own:.0f} ms instead of {other:.0f} ms."
     )
 
 
-def open_loop_sentence(results: Results) -> str:
-    verdict, modes, system = results["verdict"], results["modes"], results["system"]
-    overloaded, interval = verdict["overloaded"], verdict["ci95"]
+def measured_at_a_rate(results: Results) -> str:
+    verdict, modes = results["verdict"], results["modes"]
     load = f"at {results['settings']['rate']:g} requests per second"
-    batching, baseline = subject(results), without_batching(results)
-    dynamic, other = (f"{modes[verdict[key]]['p95_ms']:.0f} ms" for key in ("subject", "baseline"))
-    grows = "the latency grows as long as the load lasts"
-    if len(overloaded) == 2:
-        return f"Not proven: {load}, the server does not keep up, neither with {batching} nor with {baseline}: {grows}."
-    ratio = f"{verdict[verdict['headline']]:.2f} times as fast"
-    if interval is None or verdict["outcome"] == NOT_PROVEN:
-        return not_proven(f"{load}, {batching} was {ratio} as with {baseline} (95th percentile)", interval)
-    low, high = (f"{bound:.2f}" for bound in interval)
-    if verdict["subject"] in overloaded:
-        return (
-            f"{load.capitalize()}, with {batching} the server does not keep up: {grows}. With {baseline}, it answers "
-            f"95 % of the requests of {system} within {other}."
-        )
-    answers = f"{load.capitalize()}, {batching} answers 95 % of the requests of {system} within {dynamic}"
-    if overloaded:
-        return f"{answers}. With {baseline}, the server does not keep up: {grows}."
-    return f"{answers} instead of {other} with {baseline}: {ratio} (95 % interval {low} to {high})."
+    own, other = (f"{modes[verdict[key]]['p95_ms']:.0f} ms" for key in ("subject", "baseline"))
+    names = {verdict["subject"]: subject(results), verdict["baseline"]: without_batching(results)}
+    answered = f"answered 95 % of the requests of {results['system']} within"
+    if overloaded := " and ".join(names.pop(mode) for mode in verdict["overloaded"]):
+        grows = "the server does not keep up: the latency grows as long as the load lasts."
+        within = [f" With {name}, it {answered} {modes[mode]['p95_ms']:.0f} ms." for mode, name in names.items()]
+        return f"{load} with {overloaded}, {grows}{''.join(within)}"
+    return (
+        f"{load}, {subject(results)} {answered} {own} instead of {other} with {without_batching(results)}: "
+        f"{verdict[verdict['headline']]:.2f} times as fast{interval_of(verdict)}."
+    )
 
 
-def not_proven(claim: str, interval: list[float] | None) -> str:
-    """Return the sentence for a ratio that has no interval, or one that contains 1."""
-    if interval is None:
-        return f"Not proven: {claim} in the only complete round, and one round has no interval."
-    low, high = interval
-    return f"Not proven: {claim}, but the 95 % interval, {low:.2f} to {high:.2f}, contains 1. {NARROW}"
+def is_because_of(verdict: Results, code: Code) -> bool:
+    """Return whether this is the first cause of the verdict."""
+    return [cause["code"] for cause in verdict["causes"][:1]] == [code.name]
 
 
-def past(verb: str) -> str:
-    return verb.removesuffix("e") + "ed"
+def interval_of(verdict: Results) -> str:
+    return " (95 % interval {:.2f} to {:.2f})".format(*verdict["ci95"]) if verdict["ci95"] else ""
 
 
 def subject(results: Results) -> str:
@@ -284,7 +277,7 @@ def print_table(results: Results, console: Console) -> None:
     console.print(table)
     console.print()
     console.print(f"[bold]{escape(sentence(results))}[/]")
-    for line in [explanation(results), *left_out(results)]:
+    for line in [*verdicts.also(results["verdict"]), explanation(results), *left_out(results)]:
         console.print(escape(line))
 
 
@@ -489,6 +482,7 @@ def html(results: Results, charts: dict[str, Chart], dashboard: Markup) -> str:
         "reports/report.html.j2",
         results=results,
         sentence=sentence(results),
+        also=verdicts.also(results["verdict"]),
         colours=colours(results),
         columns=columns(results),
         rows=rows(results),

@@ -16,8 +16,8 @@ from rich.markup import escape
 
 from loadtest.compare.compare import INTERRUPTED, Comparison, interruptible, progress_bar
 from loadtest.load.users import Users
-from loadtest.measure.complaints import Code, Complaint, busy_machine
 from loadtest.measure.statistics import geometric_mean, mean_known
+from loadtest.measure.verdicts import Cause, Code, busy_machine
 from loadtest.reports import report as reports
 from loadtest.server.machine import OtherPrograms
 from loadtest.server.switching import Capacity, Switch, Switched
@@ -287,20 +287,20 @@ class Tuning:
             notes.append(f"requests of more than {after} {self.subject.examples.noun} will be refused")
         return notes
 
-    def _busy(self) -> Complaint | None:
+    def _busy(self) -> Cause | None:
         return busy_machine(mean_known(self.server.other_cores), psutil.cpu_count() or 1, "on average, ", "")
 
-    def complaints(self) -> list[Complaint]:
+    def complaints(self) -> list[Cause]:
         complaints = []
         if self.stopped:
-            complaints.append(Complaint(Code.STOPPED, reason=self.stopped))
+            complaints.append(Cause(Code.STOPPED, reason=self.stopped))
         if (confirmed := self.search.confirmed) and confirmed.reason:
-            complaints.append(Complaint(Code.WINNER_FAILED, reason=confirmed.reason))
+            complaints.append(Cause(Code.WINNER_FAILED, reason=confirmed.reason))
         if busy := self._busy():
             complaints.append(busy)
         if self.server.client_bound:
             effect = "the server was not always the limit"
-            complaints.append(Complaint(Code.LOCUST_BOUND, effect=effect, remedy="more WORKERS"))
+            complaints.append(Cause(Code.LOCUST_BOUND, effect=effect))
         return complaints
 
 

@@ -9,6 +9,7 @@ from monitoring.definitions import panels
 from monitoring.definitions.panels import Query, new_dashboard, variable
 
 NO_RUN = "Nothing measured yet (make loadtest)"
+NO_VERDICT = "No verdict yet"
 # Most panels have one series for each mode, in its colour.
 lines, number, bars = (partial(kind, no_value=NO_RUN, modes="") for kind in (panels.lines, panels.number, panels.bars))
 # Without a run Grafana fills in an empty name, which would match series without the label.
@@ -64,11 +65,15 @@ def batching() -> Any:
 # fmt: off
 def all_panels() -> list[Any]:
     return [
-        panels.number("Dynamic batching serves",
-            "Requests per second with dynamic batching divided by those of the best other mode, over all windows "
-            "measured so far. The report adds the confidence interval.", "suffix:×",
-            Query(f"last_over_time(run:throughput:ratio{{{RUN}}}[$__range])", "ratio", instant=True),
-            width=8, height=6, decimals=2, no_value=NO_RUN),
+        panels.names("Verdict",
+            "Whether the report says proven, doubtful or not proven: at the end of the comparison.",
+            Query(f"last_over_time(loadtest_verdict{{{RUN}}}[$__range])", "{{word}}", instant=True),
+            width=4, height=6, no_value=NO_VERDICT),
+        panels.number("Proven ratio",
+            "The report's ratio: throughput with dynamic batching divided by that of the best other mode, or in an "
+            "open loop the other way around, of p95. Shown only if the verdict is proven.", "suffix:×",
+            Query(f"last_over_time(loadtest_proven_ratio{{{RUN}}}[$__range])", "ratio", instant=True),
+            width=4, height=6, decimals=2, no_value="Nothing proven"),
         number("Requests/s", "Successful answers per second, as Locust counts them in measured windows.", "none",
             Query(f"last_over_time(run_mode:throughput:mean{{{RUN}}}[$__range])", "{{mode}}", instant=True),
             width=8, height=6, decimals=1),
@@ -104,7 +109,7 @@ def all_panels() -> list[Any]:
             "Mean time in a model after its queue, with its batch. An ensemble's includes the queues of its steps.",
             '!="queue"'),
         panels.number("Failed requests",
-            "Failed answers in measured windows. A single one makes the comparison 'not proven'.", "none",
+            "Failed answers in measured windows. A single one makes the comparison not proven.", "none",
             Query(f'sum(max_over_time(loadtest_requests_total{{{RUN}, outcome="failed"}}[$__range]))', "failed",
                   instant=True), width=8, height=8, bad_from=1, no_value=NO_RUN),
     ]

@@ -95,7 +95,7 @@ def number(
 
 def names(title: str, description: str, query: Query, **options: Any) -> Any:
     """Show the names of the series instead of their values."""
-    panel = number(title, description, "none", query, width=24, height=3, **options)
+    panel = number(title, description, "none", query, **{"width": 24, "height": 3} | options)
     return panel.text_mode(BigValueTextMode.NAME)
 
 

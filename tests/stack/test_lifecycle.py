@@ -313,7 +313,7 @@ def test_wrong_setting_is_one_sentence_and_changes_nothing(stack):
     for target, settings, message in (
         ("up", {"LOCAL_STATE": "/tmp/" + "long/" * 20}, "too long for a socket: set LOCAL_STATE to a shorter folder"),
         ("up", {"READY_TIMEOUT": "soon", "SYSTEMS": "embedding lookup"}, "READY_TIMEOUT=soon: must be a whole number"),
-        ("loadtest", {"ROUNDS": "1", "SYSTEM": "lookup"}, "ROUNDS=1: must be at least 2"),
+        ("loadtest", {"ROUNDS": "2", "SYSTEM": "lookup"}, "ROUNDS=2: must be at least 3"),
     ):
         done = stack.make(target, **settings)
         assert done.returncode != 0

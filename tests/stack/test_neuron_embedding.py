@@ -95,8 +95,7 @@ def test_text_above_the_compiled_length_gets_400(neuron):
 @pytest.mark.slowest
 def test_comparison_runs_on_neuron(neuron):
     done = neuron.make("loadtest", **SHORT | {"USERS": 8, "WINDOW": 4, "MODES": " ".join(MODES)})
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = neuron.results()
+    results = neuron.results_of(done.returncode, done.stdout + done.stderr)
     assert results["profile"] == "neuron"
     assert results["modes"]["none"]["mean_batch"] == pytest.approx(1, abs=0.01)
     assert results["modes"]["dynamic"]["mean_batch"] > 1

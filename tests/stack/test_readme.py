@@ -19,7 +19,7 @@ def stack(new_stack):
     return new_stack()
 
 
-def run(stack, block: str) -> str:
+def run(stack, block: str, codes: tuple[int, ...] = (0,)) -> str:
     gateway = f"http://127.0.0.1:{stack.environment['GATEWAY_PORT']}"
     command = block.replace("http://localhost:8000", stack.http).replace("http://localhost:8080", gateway)
     done = subprocess.run(
@@ -30,7 +30,7 @@ def run(stack, block: str) -> str:
         text=True,
         timeout=COMMAND_S,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in codes, done.stdout + done.stderr
     return done.stdout
 
 
@@ -38,7 +38,7 @@ def test_first_screen_works_as_written(stack):
     first, second = BLOCKS[:2]
     measure, _ = first.splitlines()  # the second line runs the tests
     assert measure.startswith("make loadtest ")
-    output = run(stack, measure)
+    output = run(stack, measure, (0, 2))  # make's code for a short comparison that is not proven
     for line in ("requests/s", "latency p95, ms", "texts per batch (encoder)", "report.html", "The stack stays up"):
         assert line in output
     assert (stack.folder / "reports/latest/report.html").exists()

@@ -130,7 +130,7 @@ def used(stack: TestStack) -> TestStack:
     send_over_http(stack)
     send_over_grpc(stack)
     done = stack.make("loadtest", **SHORT, PROTOCOL="openai")
-    assert done.returncode == 0, done.stdout + done.stderr
+    stack.results_of(done.returncode, done.stdout + done.stderr)
     assert [canary for canary in CANARIES if canary in done.stdout + done.stderr] == []
     crash_a_model(stack)
     return stack

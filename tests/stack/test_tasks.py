@@ -16,7 +16,7 @@ from tests.conformance.tasks.rows import CAPTIONS, ROWS, SIZES, Columns, image
 from tests.conformance.tasks.run import Tensors, check, expect, png, single, tensors
 from tests.support.batches import one_batch
 from tests.support.neuron import on_neuron
-from tests.support.stacks import SHORT, TestStack, bring_up
+from tests.support.stacks import SHORT, UNSURE, TestStack, bring_up
 from triton_transformers.corpus import MIXED
 from triton_transformers.errors import ERROR_STATUS, decode
 from triton_transformers.triton import TritonError
@@ -237,11 +237,8 @@ def test_load_test_measures_sparse_vectors(served):
     done = served.make("loadtest", SYSTEM="splade", **(SHORT | {"USERS": 8}))
     assert "texts per batch (" in done.stdout, done.stdout + done.stderr
     results = served.results()
-    # On a busy machine, Triton may run no batch of a tiny model. Nothing else may fail the command.
-    assert (done.returncode == 0) == results["passed"], done.stderr
-    if not results["passed"]:
-        (complaint,) = results["complaints"]
-        assert results["unproven"] and complaint.startswith(results["unproven"])
+    # On a busy machine, Triton may run no batch of a tiny model.
+    assert {cause["code"] for cause in results["verdict"]["causes"]} <= UNSURE | {"NO_BATCHES"}, done.stdout
     assert results["system"] == "splade"
     modes = results["modes"]
     assert min(mode["requests"] for mode in modes.values()) > 0

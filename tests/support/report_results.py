@@ -59,7 +59,8 @@ def better() -> dict:
         "loadtest_cpus": "", "triton_cpus": "", "arrivals": "poisson",
     }  # fmt: skip
     return {
-        "run": "20261123T060000Z", "system": "embedding", "profile": "cpu", "runtime": "local", "noun": "texts",
+        "run": "20261123T060000Z", "date": "2026-11-23 06:00 UTC",
+        "system": "embedding", "profile": "cpu", "runtime": "local", "noun": "texts",
         "host": {"cpu": "A CPU", "cores": 2, "memory_gb": 8.0, "gpu": None, "system": "Linux"},
         "triton": {"version": "2.51.0", "image": None, "cores": 2}, "engines": {"encoder": "openvino bf16"},
         "goal": {"p95_ms": 100.0}, "command": "make tune P95=100", "settings": settings, "arms": arms,
@@ -125,7 +126,8 @@ LATE = {
 def overloaded(samples: list[Sample], **changes: Any) -> dict[str, Any]:
     """Return all results of an overload of 20 s with these responses."""
     return LATE | {
-        "run": "R", "profile": "cpu", "runtime": "local", "command": "make loadtest OVERLOAD=3", "engines": {},
+        "run": "R", "date": "2026-11-23 06:00 UTC",
+        "profile": "cpu", "runtime": "local", "command": "make loadtest OVERLOAD=3", "engines": {},
         "triton": {"version": "2.51.0", "image": None, "cores": 2}, "complaints": [], "advice": overload.advice(LATE),
         "host": {"cpu": "A CPU", "cores": 2, "memory_gb": 8.0, "gpu": None, "system": "Linux"},
         "settings": SETTINGS | {"users": 32, "workers": 0, "triton_cpus": "", "loadtest_cpus": ""},

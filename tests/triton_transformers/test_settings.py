@@ -85,7 +85,7 @@ def test_wrong_name_or_line_is_named(dotenv, monkeypatch, text, names, message):
 
 WRONG = [
     ("RUNTIME", "podman", "must be one of docker, local"),
-    ("ROUNDS", "1", "must be at least 2"),
+    ("ROUNDS", "2", "must be at least 3"),
     ("USERS", "0", "must be at least 1"),
     ("MIN_QUALITY", "98", "must be at most 1"),
     ("WARMUP", "-1", "must be at least 0"),

@@ -12,7 +12,7 @@ from typing import Any
 from loadtest.drills.clients import ManyClients, Pace
 from loadtest.drills.harness import counted
 from loadtest.drills.soak.series import ERROR_RATE, SAMPLE_S, SHORT, Series, first_judged, verdicts
-from loadtest.measure.complaints import Code, Complaint
+from loadtest.measure.verdicts import Cause, Code
 from loadtest.server.machine import host
 from triton_transformers.files import complete_folder, write_json
 
@@ -51,13 +51,13 @@ def results_of(
     }
 
 
-def complaints(results: Results) -> list[Complaint]:
+def complaints(results: Results) -> list[Cause]:
     """Return why the soak fails; without complaints its exit code is 0."""
-    reasons = [Complaint(Code.PROBLEM, problem=problem) for problem in results["problems"]]
+    reasons = [Cause(Code.PROBLEM, problem=problem) for problem in results["problems"]]
     if results["stopped"]:
-        reasons.append(Complaint(Code.SOAK_STOPPED, reason=results["stopped"]))
+        reasons.append(Cause(Code.SOAK_STOPPED, reason=results["stopped"]))
     if failing := [series["name"] for series in results["series"] if series["fails"]]:
-        reasons.append(Complaint(Code.NOT_FLAT, series=", ".join(failing)))
+        reasons.append(Cause(Code.NOT_FLAT, series=", ".join(failing)))
     for kind, figures in results["requests"].items():
         wrong = {
             "failed": figures["failed_gateway"] + figures["failed_direct"],
@@ -69,11 +69,9 @@ def complaints(results: Results) -> list[Complaint]:
             errors = sorted(figures["errors"].items(), key=lambda item: -item[1])[:3]
             messages = "; ".join(f"{count} x {text}" for text, count in errors)
             requests = figures["requests"]
-            reasons.append(
-                Complaint(Code.WRONG_ANSWERS, requests=requests, kind=kind, numbers=numbers, messages=messages)
-            )
+            reasons.append(Cause(Code.WRONG_ANSWERS, requests=requests, kind=kind, numbers=numbers, messages=messages))
     if not results["requests"]["good"]["requests"]:
-        reasons.append(Complaint(Code.NOTHING_SENT))
+        reasons.append(Cause(Code.NOTHING_SENT))
     return reasons
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loadtest.compare import compare
-from loadtest.measure.complaints import Code
+from loadtest.measure.verdicts import Code
 from loadtest.tune import tuning
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs

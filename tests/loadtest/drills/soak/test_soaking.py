@@ -48,7 +48,7 @@ from loadtest.drills.soak.series import (
     verdict,
 )
 from loadtest.drills.soak.soaking import Soak, Watch, name_of, usage_of
-from loadtest.measure.complaints import Code
+from loadtest.measure.verdicts import Code
 from tests.support.awaitables import answered
 from triton_transformers.load import FAILED, LOST, RIGHT, TEXTS, WRONG, KnownVectors, Outcome, RefusedError, outcome
 from triton_transformers.settings import Settings, UserError

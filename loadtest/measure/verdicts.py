@@ -1,0 +1,227 @@
+"""Decide whether a measurement is proven, doubtful or not proven: one rule for every command and all its outputs.
+
+proven: the 95 % interval is clear of 1 (or begins at MIN_RATIO), the machine was quiet, and there were enough rounds.
+doubtful: measured, but the machine was busy, the load generator was the limit, or the rounds disagree.
+not proven: the rest.
+
+A command collects what speaks against its number, `Cause(Code.X, field=...)`, and calls `judge` with these causes, the
+number, and the ratios of its rounds if the number is their mean. It keeps what `judge` returns as `verdict` of its
+results. `sentence` then makes the headline (the cause, the number, one remedy), `also` the other causes, `EXIT_CODES`
+the exit code, and the macro `large` of reports/parts.html.j2 the large number, which only a proven verdict has.
+
+A new reason is one member of Code. Reports and logs show its texts; decisions depend on the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any
+
+from loadtest.server.machine import is_busy
+
+PROVEN, DOUBTFUL, NOT_PROVEN = "proven", "doubtful", "not proven"
+# 1 is an error before anything was measured.
+EXIT_CODES = {PROVEN: 0, DOUBTFUL: 3, NOT_PROVEN: 4}
+# Fewer rounds have an interval that shows nothing: 0.03 to 50.
+ENOUGH_ROUNDS = 3
+
+
+class Code(Enum):
+    """The causes: the word that each leads to, its sentence with its fields, and the remedy.
+
+    If several apply, the first one here decides.
+    """
+
+    def __init__(self, word: str, text: str, remedy: str) -> None:
+        self.word, self.text, self.remedy = word, text, remedy
+
+    # of every measurement that does not count
+    NO_ROUND = (NOT_PROVEN, "{reason}, before one round was complete", "Measure again to the end.")
+    STOPPED = (NOT_PROVEN, "stopped early: {reason}; what was measured until then is kept", "Measure again to the end.")
+    FOREIGN_REQUESTS = (
+        NOT_PROVEN,
+        "Triton answered {answered} requests in the windows, but Locust sent {sent}: something else used the server",
+        "Stop the other clients and measure again.",
+    )
+    NEVER_KEEPS_UP = (
+        NOT_PROVEN,
+        "the server never keeps up with {rate:g} requests per second",
+        "Set a lower RATE.",
+    )
+    FAILED_REQUESTS = (NOT_PROVEN, "{failed} request(s) failed", "Look at their errors in requests.csv.")
+    FEW_RESPONSES = (
+        NOT_PROVEN,
+        "a window of {mode} had only {requests} response(s) in {seconds:.0f} s, too few to show the latency",
+        "Set a longer WINDOW.",
+    )
+
+    # how the counters of a comparison contradict its modes
+    RAN_TOGETHER = (
+        NOT_PROVEN,
+        "one at a time, '{model}' still generated {steps:.2f} tokens per step: max_batch did nothing",
+        "Use an engine that reads max_batch.",
+    )
+    FOREIGN_BATCHES = (
+        NOT_PROVEN,
+        "with dynamic batching off, '{model}' still ran {mean:.2f} {noun} per execution: something else was using the "
+        "server",
+        "Stop the other clients and measure again.",
+    )
+    RAN_ONE_AT_A_TIME = (NOT_PROVEN, "together, '{model}' generated only {steps:.2f} tokens per step", "{remedy}")
+    NO_BATCHES = (
+        NOT_PROVEN,
+        "with dynamic batching on, '{model}' ran only {mean:.2f} {noun} per execution",
+        "{remedy}",
+    )
+
+    # of a search
+    WINNER_FAILED = (
+        NOT_PROVEN,
+        "the best in the search failed when it was measured again: {reason}",
+        "Keep what you have.",
+    )
+
+    # of a soak
+    PROBLEM = (NOT_PROVEN, "{problem}", "")
+    SOAK_STOPPED = (NOT_PROVEN, "{reason}; what was sampled until then is kept", "")
+    NOT_FLAT = (NOT_PROVEN, "not flat: {series}. A longer SOAK shows if that goes on", "")
+    WRONG_ANSWERS = (NOT_PROVEN, "of {requests:,} {kind} requests {numbers}: {messages}", "")
+    NOTHING_SENT = (NOT_PROVEN, "no request was sent: set a longer SOAK, more USERS, or a shorter WAIT", "")
+
+    # of rounds
+    FEW_ROUNDS = (
+        NOT_PROVEN,
+        "only {rounds} of the rounds were complete, and fewer than {enough} have no interval that shows anything",
+        "{more}",
+    )
+
+    # what makes a measurement doubtful
+    OTHER_PROGRAMS = (
+        DOUBTFUL,
+        "{when}other programs used {amount}{cores:.1f} of this machine's {machine} core(s), so the numbers show them "
+        "too",
+        "End the other programs and measure again.",
+    )
+    LOCUST_BOUND = (DOUBTFUL, "Locust used a whole core, so {effect}", "Set more WORKERS.")
+    THINKING_USERS = (
+        DOUBTFUL,
+        "{users} users who think between their requests can send {limit:.0f} per second at most, and they sent "
+        "{share:.0f} % of that or more in each mode: the users were the limit, not the server",
+        "Clear WAIT to see what the server can answer.",
+    )
+    GENERATOR_BOUND = (
+        DOUBTFUL,
+        "the load generator used {cores:.2f} of the 1 core that a process can use, so it may have been late",
+        "Set WORKERS.",
+    )
+    SENT_LATE = (
+        DOUBTFUL,
+        "the load generator sent one of twenty requests more than {late:.0f} ms after its arrival, and the latencies "
+        "count that",
+        "{remedy}",
+    )
+    FEW_ARRIVALS = (
+        DOUBTFUL,
+        "only {arrived:.0f} of {scheduled:.0f} requests per second arrived in the window",
+        "Set a longer WINDOW.",
+    )
+    NOT_SENT = (
+        DOUBTFUL,
+        "{requests} requests were not sent, because all users of the load generator were waiting",
+        "Set a lower OVERLOAD.",
+    )
+    ROUNDS_DISAGREE = (DOUBTFUL, "the rounds disagree: their ratios are {low:.2f} to {high:.2f}", "{more}")
+
+    # what the interval of a quiet measurement does not prove
+    RATIO_TOO_LOW = (
+        NOT_PROVEN,
+        "the ratio is below MIN_RATIO={minimum:g}",
+        "`make tune` looks for a faster configuration.",
+    )
+    INTERVAL_TOO_LOW = (NOT_PROVEN, "the 95 % interval begins below MIN_RATIO={minimum:g}", "{more}")
+    CONTAINS_ONE = (NOT_PROVEN, "the 95 % interval contains 1", "{more}")
+
+
+ORDER = list(Code)
+
+
+class Cause:
+    """One reason and what its texts name; `str` makes the sentence, without a period."""
+
+    def __init__(self, code: Code, **fields: Any) -> None:
+        self.code, self.fields = code, fields
+
+    def __str__(self) -> str:
+        return self.code.text.format(**self.fields)
+
+    @property
+    def remedy(self) -> str:
+        return self.code.remedy.format(**self.fields)
+
+
+def judge(
+    causes: Iterable[Cause | None],
+    number: float | None = None,
+    ratios: Sequence[float] | None = None,
+    interval: Sequence[float] | None = None,
+    minimum: float = 0.0,
+    more: str = "",
+) -> dict[str, Any]:
+    """Return the verdict: its word, its causes, the remedy of the first one, and the number if it may be shown large.
+
+    `ratios` are those of the rounds, of which `number` is the mean and `interval` the 95 % interval. It has to be clear
+    of 1, or with `minimum` (MIN_RATIO) to begin there. `more` is the sentence on how to get a narrower interval.
+    """
+    known = [cause for cause in causes if cause]
+    if ratios is not None:
+        known += filter(None, [of_rounds(ratios, interval, number or 0.0, minimum, more)])
+    known.sort(key=lambda cause: ORDER.index(cause.code))
+    word = known[0].code.word if known else PROVEN
+    return {
+        "word": word,
+        "causes": [{"code": cause.code.name, "text": str(cause)} for cause in known],
+        "remedy": known[0].remedy if known else "",
+        "large": number if word == PROVEN else None,
+    }
+
+
+def of_rounds(
+    ratios: Sequence[float], interval: Sequence[float] | None, mean: float, minimum: float, more: str
+) -> Cause | None:
+    """Return why these rounds prove nothing, or nothing."""
+    if interval is None or len(ratios) < ENOUGH_ROUNDS:
+        return Cause(Code.FEW_ROUNDS, rounds=len(ratios), enough=ENOUGH_ROUNDS, more=more)
+    low, high = interval
+    if minimum and mean < minimum:
+        return Cause(Code.RATIO_TOO_LOW, minimum=minimum)
+    if minimum and low < minimum:
+        return Cause(Code.INTERVAL_TOO_LOW, minimum=minimum, more=more)
+    if not minimum and low <= 1 <= high:
+        return Cause(Code.CONTAINS_ONE, more=more)
+    if min(ratios) < 1 < max(ratios) and not low <= 1 <= high:
+        return Cause(Code.ROUNDS_DISAGREE, low=min(ratios), high=max(ratios), more=more)
+    return None
+
+
+def sentence(verdict: dict[str, Any], number: str) -> str:
+    """Return the headline: the word and the cause, the number as `number` names it, and the remedy.
+
+    `number` is a sentence that begins with a small letter.
+    """
+    word = verdict["word"].capitalize()
+    if not verdict["causes"]:
+        return f"{word}: {number}"
+    return f"{word}: {verdict['causes'][0]['text']}. {number[0].upper()}{number[1:]} {verdict['remedy']}"
+
+
+def also(verdict: dict[str, Any]) -> list[str]:
+    """Return a sentence for each other cause."""
+    return [f"Also: {cause['text']}." for cause in verdict["causes"][1:]]
+
+
+def busy_machine(cores: float | None, machine: int, when: str = "", amount: str = "up to ") -> Cause | None:
+    """Return the cause if other programs used that many cores of the machine's, and that is too much."""
+    if not is_busy(cores, machine):
+        return None
+    return Cause(Code.OTHER_PROGRAMS, when=when, amount=amount, cores=cores, machine=machine)
