@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,10 @@ class Tensor:
     data_type: str = ""  # STRING, FP32, ...; empty if the configuration has none
     dims: tuple[int, ...] = ()
     optional: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        return self.data_type == "STRING"
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,11 @@ def read_config(path: Path) -> ModelConfig:
 def parse_config(text: str) -> ModelConfig:
     text = LIST.sub(lambda match: match[1] or f":{match[2]}", text)
     message = text_format.Parse(text, _message_class()(), allow_unknown_field=True)
-    parameters = {entry.key: entry.value.string_value for entry in message.parameters}
+    return from_message(message, {entry.key: entry.value.string_value for entry in message.parameters})
+
+
+def from_message(message: Any, parameters: Mapping[str, str]) -> ModelConfig:
+    """Return the configuration in a message of this schema or of Triton's, whose parameters are of another type."""
     return ModelConfig(
         name=message.name,
         platform=message.platform,
@@ -160,7 +169,7 @@ def parse_config(text: str) -> ModelConfig:
         inputs=tuple(_tensor(entry, entry.optional) for entry in message.input),
         outputs=tuple(_tensor(entry) for entry in message.output),
         steps=tuple(called_models((step.model_name for step in message.ensemble_scheduling.step), parameters)),
-        parameters=parameters,
+        parameters={**parameters},
         decoupled=message.model_transaction_policy.decoupled,
     )
 

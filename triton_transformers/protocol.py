@@ -17,6 +17,8 @@ VECTOR_COUNT = "vector_count"
 # The output with a vector for each span of a text (serving/encoders/late_chunking.py).
 SPAN_VECTORS = "span_embeddings"
 LOGITS = "logits"
+# The input of systems that take images: a file.
+IMAGE = "image_bytes"
 # The optional input of models that generate text: the id of a request to end.
 CANCEL = "cancel"
 

@@ -42,8 +42,9 @@ from gateway.text import encoders
 from gateway.text.generation import Chunk, GenerationRequest, TokenLogprob, find, respond
 from gateway.text.row_fields import ImageUrl, check_count, check_rows, is_image, read_image
 from gateway.triton.context import Gateway, gateway_of
-from gateway.triton.rows import IMAGE, Answers, infer_rows
+from gateway.triton.rows import Answers, infer_rows
 from gateway.triton.served import System
+from triton_transformers.protocol import IMAGE
 from triton_transformers.tasks.command import ONE_FILE
 from triton_transformers.tasks.task import Hub
 from triton_transformers.tensors import Row

@@ -6,18 +6,13 @@ it for systems that have no OpenAI route. Programs use Triton's own API, which a
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
-from tritonclient.grpc import model_config_pb2
-from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
 from gateway.edge import bodies
 from gateway.edge.bodies import json_response
@@ -27,41 +22,19 @@ from gateway.page.fields import Box, Field
 from gateway.text.image_urls import IMAGES
 from gateway.text.tool_calls import FAMILIES
 from gateway.triton.context import gateway_of
-from gateway.triton.rows import IMAGE
 from gateway.triton.served import System
-from triton_transformers.protocol import CANCEL, TOKENIZED
+from triton_transformers.model_config import ModelConfig, from_message
+from triton_transformers.protocol import CANCEL, IMAGE, TOKENIZED
+from triton_transformers.tasks.command import commands, examples, text_inputs
 from triton_transformers.tasks.table import TASKS
 from triton_transformers.tasks.task import Task
-from triton_transformers.tasks.vectors import QUERY
+from triton_transformers.tasks.vectors import CAPTIONS, QUERY, TEXTS
 from triton_transformers.tensors import DTYPES, Tensor
 
 ELEMENTS = 256  # of an output, at most
 CHARACTERS = 4096  # of a text, at most
 
 IMAGE_LABEL = "Image (JPEG, PNG or WebP)"
-
-TEXTS = (
-    "Open the settings and choose a new password.",
-    "Our shop is open from Monday to Saturday.",
-    "Passwords have at least twelve characters.",
-    "The parcel arrives within three days.",
-)
-CAPTIONS = (
-    "a landscape with hills under the sun",
-    "a street in a city at night",
-    "a cat on a sofa",
-    "a page of printed text",
-)
-
-
-# For each route that the page has a command for, the body of an example.
-BODIES: Mapping[str, Mapping[str, object]] = {
-    "/v1/embeddings": {"input": [QUERY, TEXTS[0]]},
-    "/v1/rerank": {"query": QUERY, "documents": TEXTS[:2]},
-    "/v1/classify": {"input": "I love this film."},
-    "/v1/completions": {"prompt": "The three laws of robotics are", "max_tokens": 64},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Which planet is the largest?"}]},
-}
 
 
 def purpose(system: System) -> str:
@@ -100,18 +73,10 @@ def takes_both(system: System) -> bool:
     return system.kind == "embedding" and IMAGE in system.inputs
 
 
-def text_inputs(config: ModelConfig) -> list[ModelInput]:
-    """Return the inputs that a page can fill with texts: the required ones, or the first if all are optional.
-
-    There are none if the system requires other tensors, too.
-    """
-    required = [tensor for tensor in config.input if not tensor.optional]
-    inputs = required or [tensor for tensor in config.input if is_text(tensor)][:1]
-    return inputs if all(map(is_text, inputs)) else []
-
-
-def is_text(tensor: ModelInput) -> bool:
-    return bool(tensor.data_type == model_config_pb2.TYPE_STRING)
+def config_of(system: System) -> ModelConfig:
+    """Return the system's configuration in the form that other programs read from files."""
+    parameters = {name: value.string_value for name, value in system.config.parameters.items()}
+    return from_message(system.config, parameters)
 
 
 def box(system: System, streams: bool) -> Box | None:
@@ -147,55 +112,19 @@ def box(system: System, streams: bool) -> Box | None:
         return pipelines.box(system)
     if system.streams:
         return None
-    examples = _examples(system)
     fields = [
         Field(name, IMAGE_LABEL, "image")
         if name == IMAGE
         else Field(name, name.replace("_", " ").capitalize(), value=text, rows=3 if len(text) > 60 else 2)
-        for name, text in examples.items()
+        for name, text in examples(config_of(system), system.mask_token).items()
     ]
     return Box("other", fields, "Send") if fields else None
 
 
-def command(system: System, routes: Sequence[str], url: str, needs_key: bool) -> str:
+def command(system: System, url: str, needs_key: bool) -> str:
     """Return commands that send an example to the routes of the system; nothing if no route takes its tensors."""
-    key = ' \\\n  -H "Authorization: Bearer $API_KEY"' if needs_key else ""
-    header = f" \\\n  -H 'Content-Type: application/json'{key}"
-    if takes_both(system):
-        body = _quoted({"model": system.name.replace("%", "%%"), "input": [CAPTIONS[0], {"image": "%s"}]})
-        curl = f"curl {shlex.quote(f'{url}/v1/embeddings')}{header}"
-        return f"""printf {body} "$(base64 -w0 image.jpg)" |\n  {curl} -d @-"""
-    if system.kind != "other":
-        # A system without one vector for each text has another type of vectors.
-        more = {"embedding_type": system.kind} if system.kind in ("sparse", "multi") else {}
-        return "\n\n".join(
-            f"curl {shlex.quote(url + route)}{header} \\\n  -d {_quoted({'model': system.name, **body, **more})}"
-            for route, body in BODIES.items()
-            if route in routes
-        )
-    examples = {} if system.streams else _examples(system)
-    if system.is_pipeline:
-        return pipelines.command(system, f"curl {shlex.quote(f'{url}/models/{system.name}')}{header}")
-    curl = f"curl {shlex.quote(f'{url}/try/{system.name}')}{header}"
-    if IMAGE in examples:
-        return f"""printf '{{"inputs": {{"{IMAGE}": "%s"}}}}' "$(base64 -w0 image.jpg)" |\n  {curl} -d @-"""
-    return f"{curl} \\\n  -d {_quoted({'inputs': examples})}" if examples else ""
-
-
-def _examples(system: System) -> dict[str, str]:
-    """Return an example for each input that a page can fill. The example of an image is empty."""
-    mask = system.mask_token
-    task = row_of(system)
-    known = task.inputs if task else {}
-    default = f"{mask} {QUERY}".strip()
-    return {
-        tensor.name: "" if tensor.name == IMAGE else (known.get(tensor.name) or default).replace("{mask}", mask)
-        for tensor in text_inputs(system.config)
-    }
-
-
-def _quoted(body: object) -> str:
-    return shlex.quote(json.dumps(body, ensure_ascii=False))
+    chats = "chat" in system.abilities
+    return "\n\n".join(commands(system.name, config_of(system), system.mask_token, chats, url, needs_key))
 
 
 # --- POST /try/{system} -----------------------------------------------------------------------------------------------
@@ -224,8 +153,9 @@ def input_tensors(system: System, texts: dict[str, str]) -> list[Tensor]:
     """Return the inputs of one row. Raise ApiError with the name of an input that is missing, empty or unknown."""
     if system.streams:
         raise ApiError(400, f"The model '{system.name}' streams its responses: send it to /v1/completions.", "system")
-    known = [tensor.name for tensor in system.config.input if is_text(tensor) and tensor.name != CANCEL]
-    required = [tensor.name for tensor in text_inputs(system.config)]
+    config = config_of(system)
+    known = [tensor.name for tensor in config.inputs if tensor.is_text and tensor.name != CANCEL]
+    required = [tensor.name for tensor in text_inputs(config)]
     if not required:
         names = ", ".join(tensor.name for tensor in system.config.input)
         message = f"The model '{system.name}' takes {names}, which are not texts or images: use Triton's own API."

@@ -189,7 +189,7 @@ def card(gateway: Gateway, loaded: Loaded, figures: RecentFigures | None, url: s
         "figures": system_figures(loaded, figures) if figures else [],
         "models": [row(one, figures) for one in configs.values() if not one.HasField("ensemble_scheduling")],
         "box": boxes.box(system, bool(loaded.stream)),
-        "command": boxes.command(system, routes, url, bool(gateway.config.keys)),
+        "command": boxes.command(system, url, bool(gateway.config.keys)),
     }
 
 

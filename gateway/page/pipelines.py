@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gateway.page.fields import Box, Field
 from gateway.triton.served import System
-from triton_transformers.tasks.command import SAMPLES, example_command
+from triton_transformers.tasks.command import SAMPLES
 from triton_transformers.tasks.task import Task
 
 PARAMETERS, CANDIDATES = "parameters", "candidate_labels"
@@ -57,10 +57,3 @@ def fields(system: System) -> Iterator[Field]:
     if CANDIDATES in system.parameter("required_parameters").split(","):
         yield Field(CANDIDATES, "Labels, separated by commas", value=LABELS)
     yield Field(PARAMETERS, "Parameters of the pipeline (JSON, optional)", required=False)
-
-
-def command(system: System, curl: str) -> str:
-    """Return a command that sends an example with this call of curl."""
-    needs_labels = CANDIDATES in system.parameter("required_parameters").split(",")
-    parameters = {CANDIDATES: LABELS.split(", ")} if needs_labels else {}
-    return example_command(curl, system.pipeline_fields, parameters, task_of(system).example)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from gateway.edge.errors import ApiError, not_ready
 from gateway.text.row_fields import check_rows
 from gateway.triton.context import Gateway
-from gateway.triton.rows import IMAGE, Answers, Columns, counted, infer_rows, together
+from gateway.triton.rows import Answers, Columns, counted, infer_rows, together
 from gateway.triton.served import System
-from triton_transformers.protocol import LOGITS, SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
+from triton_transformers.protocol import IMAGE, LOGITS, SPAN_VECTORS, TOKEN_COUNT, TOKENIZED, VECTOR_COUNT
 from triton_transformers.tensors import Row, Tensor
 
 Vectors = npt.NDArray[Any]  # [rows, dimensions]

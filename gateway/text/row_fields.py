@@ -15,8 +15,8 @@ import msgspec
 
 from gateway.edge.errors import ApiError, shown
 from gateway.triton.context import Gateway
-from gateway.triton.rows import IMAGE
 from gateway.triton.served import System
+from triton_transformers.protocol import IMAGE
 from triton_transformers.tensors import Row
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]

@@ -21,7 +21,6 @@ from triton_transformers.triton_messages import is_too_large_batch
 
 Result = TypeVar("Result")
 Columns = Mapping[str, Sequence[Row]]  # input -> its rows
-IMAGE = "image_bytes"  # the input of systems that take images
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,6 @@ from triton_transformers.cli import err, one_interrupt, out, run
 from triton_transformers.files import exclusive
 from triton_transformers.ports import check_free
 from triton_transformers.settings import ROOT, Settings, UserError, save, saved, with_secrets
-from triton_transformers.tasks.command import example_command
-from triton_transformers.tasks.examples import NEEDS
-from triton_transformers.tasks.table import TASKS
-from triton_transformers.tasks.task import PIPELINE
 from triton_transformers.triton import TritonError
 
 # Two commands that write .env at once would lose what one of them wrote.
@@ -159,19 +155,12 @@ def add() -> None:
     else:
         current.models([system])
         served = []
-        out.print("The stack is not running: `make up` starts it with this system, too.")
-    record = read_record(system, settings.model_repository)
-    if record and record.format == PIPELINE:
-        task = TASKS[record.task]
-        key = ' -H "Authorization: Bearer $API_KEY"' if settings.api_keys else ""
-        curl = f"curl {settings.url('GATEWAY_PORT')}/models/{system} -H 'Content-Type: application/json'{key}"
-        parameters = {**task.required, **record.facts.get(NEEDS, {})}
-        out.print("Try it:", example_command(curl, task.fields, parameters), markup=False)
     with exclusive(ROOT, ANOTHER_UP):
         # If .env sets no SYSTEMS, a server keeps its systems. Save them too, or the next `make up` unloads them.
         systems = dict.fromkeys([*saved("SYSTEMS", " ".join(served)).split(), system])
         if list(systems) != saved("SYSTEMS").split():
             save_systems(systems)
+    current.print_first_request(system)
 
 
 def remove() -> None:

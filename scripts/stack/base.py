@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -34,6 +35,7 @@ from triton_transformers.http import answers
 from triton_transformers.model_config import check_edits, find_config, is_outdated, tuned_configs, with_steps
 from triton_transformers.prometheus import Prometheus, PrometheusError
 from triton_transformers.settings import Settings, UserError, restarting
+from triton_transformers.tasks.command import first_command
 from triton_transformers.triton import Triton, TritonError, batching, engines
 from triton_transformers.triton_messages import reason
 
@@ -371,6 +373,29 @@ class Stack(ABC):
                 out.print(f"{name.capitalize():<12}{self.page(name)}")
             if name == "traces":
                 out.print(f"traces      {self.state / name}")
+
+    def print_first_request(self, system: str) -> None:
+        """Print what a person does next with an assembled system: a command to paste, and the page's address."""
+        settings, url = self.settings, self.settings.url("GATEWAY_PORT")
+        out.print()
+        if self.running():
+            own = engines(settings.url("TRITON_METRICS_PORT"))
+            models = with_steps(system, settings.model_repository, settings.profile)
+            if names := dict.fromkeys(own[model] for model in models if model in own):
+                out.print(f"{system} runs on {' and '.join(names)}")
+        else:
+            out.print(f"The stack is not running: `make up` starts it with {system}, too. Then:")
+        command = first_command(system, settings.model_repository, settings.profile, url, bool(settings.api_keys))
+        if not command:
+            out.print(f"`make smoke SYSTEMS={system}` sends {system} test requests; docs/models.md has its tensors")
+            return
+        files = " and ".join(sorted(set(re.findall(r"base64 -w0 ([\w.]+)", command))))
+        if files:
+            out.print(f"Put a file of yours as {files} into this folder first.")
+        if settings.api_keys:
+            out.print("Set API_KEY to one of the keys first.")
+        out.print(f"Try it on the page, {url}, or paste:\n")
+        out.print(command, markup=False)
 
     def status(self) -> bool:
         """Print the state of every process and model. Return whether everything that should run does."""

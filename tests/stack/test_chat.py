@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from dotenv import unset_key
 
 from tests.support.stacks import TestStack
 
@@ -24,9 +25,19 @@ WEATHER = {
 
 
 @pytest.fixture(scope="module")
-def served(stack: TestStack) -> TestStack:
-    stack.assemble({"SYSTEMS": "chat"})
-    return stack.serve("chat")
+def added(stack: TestStack) -> str:
+    """Serve the chat as a person does, and return what that prints."""
+    stack.serve()
+    done = stack.make("add", SYSTEM="chat")
+    assert done.returncode == 0, done.stdout + done.stderr
+    unset_key(stack.environment["TRITON_SETTINGS_FILE"], "SYSTEMS")  # for other modules
+    stack.environment["SYSTEMS"] = "embedding chat"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def served(stack: TestStack, added: str) -> TestStack:
+    return stack
 
 
 def ask(served: TestStack, content: str, **options: Any) -> dict[str, Any]:
@@ -35,6 +46,16 @@ def ask(served: TestStack, content: str, **options: Any) -> dict[str, Any]:
         "/v1/chat/completions", model="chat", messages=messages, temperature=0, max_tokens=60, **options
     )
     return answer["choices"][0]["message"]
+
+
+def test_add_ends_with_a_chat_that_can_be_pasted(served, added, tmp_path):
+    *_, about, command = added.strip().split("\n\n")
+    engine, key, place = about.splitlines()
+    assert engine.startswith("chat runs on openvino-genai int")
+    assert (key, place) == ("Set API_KEY to one of the keys first.", f"Try it on the page, {served.gateway}, or paste:")
+    done = served.paste(command, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
 def test_chat_knows_the_capital_of_france(served):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tests.serving.pipelines.test_media import PLAYLIST, bomb
 from tests.support.generation import send_concurrently
 from tests.support.served_pipelines import PIPELINES, assemble_pipelines
 from tests.support.stacks import TestStack
-from triton_transformers.tasks.command import example_command
+from triton_transformers.tasks.command import first_command
 from triton_transformers.tasks.media import png, wav
 from triton_transformers.tasks.requests import Examples
 from triton_transformers.tasks.table import PIPELINE_TASKS
@@ -121,9 +120,7 @@ def test_printed_command_gets_an_answer(served, system, tmp_path):
     fields = examples_of(pipe, PIPELINES[system])[0][0]
     for name, kind in (("image.jpg", "image"), ("speech.wav", "audio"), ("clip.mp4", "video")):
         (tmp_path / name).write_bytes(fields.get(kind, b""))
-    task = PIPELINE_TASKS[PIPELINES[system]]
-    header = f"-H 'Content-Type: application/json' -H 'Authorization: Bearer {served.client_key}'"
-    command = example_command(f"curl -f {served.gateway}/models/{system} {header}", task.fields, task.required)
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    command = first_command(system, served.folder / "models", "cpu", served.gateway, True)
+    done = served.paste(command, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
     json.loads(done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.support.neuron import on_neuron
 from tests.support.stacks import SHORT, UNSURE, TestStack, bring_up
 from triton_transformers.corpus import MIXED
 from triton_transformers.errors import ERROR_STATUS, decode
+from triton_transformers.tasks.command import first_command
 from triton_transformers.triton import TritonError
 
 pytestmark = pytest.mark.slow
@@ -117,6 +119,15 @@ def test_wrong_request_gets_400_with_the_reason(served, system, columns, reason)
 def test_smoke_sends_each_task_a_request(served):
     done = served.make("smoke")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@on_cpu
+@pytest.mark.parametrize("system", SERVED)
+def test_command_of_make_add_gets_an_answer(served, system, tmp_path):
+    (tmp_path / "image.jpg").write_bytes(png(image(0)))
+    done = served.paste(first_command(system, served.folder / "models", "cpu", served.gateway, True), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    json.loads(done.stdout)
 
 
 @on_cpu

@@ -199,6 +199,17 @@ class TestStack:
             timeout=timeout,
         )
 
+    def paste(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Run a command that `make add` or the page printed. It fails if the gateway refuses the request."""
+        return subprocess.run(
+            ["bash", "-c", command.replace("curl ", "curl -sS --fail-with-body ")],
+            cwd=folder,
+            env=self.variables(API_KEY=self.client_key),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
     def assemble(self, *systems: dict[str, object]) -> str:
         """Do as `make models` for each of these settings; return what it would print.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from triton_transformers.protocol import IMAGE
 from triton_transformers.tasks.task import CANDIDATES, FEW_TOKENS, LABELS, ONNX, OPTIONS, PIPELINE, SAMPLING, Hub, Task
 from triton_transformers.tasks.texts import SORTS
 
 FIELDS = {"image": "image"}
 # The inputs of systems that another recipe serves. Their input `image` has pixels.
-INPUTS = {"image_bytes": ""}
+INPUTS = {IMAGE: ""}
 
 
 def scored(answer: list[dict[str, Any]]) -> list[dict[str, Any]]:

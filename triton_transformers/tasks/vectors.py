@@ -6,6 +6,18 @@ from triton_transformers.protocol import SPAN_VECTORS, VECTOR_COUNT
 from triton_transformers.tasks.task import INT8, ONNX, PIPELINE, Axes, Encoder, Task
 
 QUERY = "How do I reset my password?"
+TEXTS = (
+    "Open the settings and choose a new password.",
+    "Our shop is open from Monday to Saturday.",
+    "Passwords have at least twelve characters.",
+    "The parcel arrives within three days.",
+)
+CAPTIONS = (
+    "a landscape with hills under the sun",
+    "a street in a city at night",
+    "a cat on a sofa",
+    "a page of printed text",
+)
 INPUTS = {"input_text": QUERY}
 SPARSE: dict[str, tuple[str, Axes]] = {
     "token": ("STRING", ("E",)),

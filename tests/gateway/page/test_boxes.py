@@ -17,6 +17,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from google.protobuf.text_format import MessageToString
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from gateway.edge import monitoring, outages
@@ -33,6 +34,7 @@ from tests.support.stacks import reserve_ports
 from tests.support.triton_stand_in import GENERATION_INPUTS, GENERATION_OUTPUTS, Model, TritonStandIn, embedding
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import ROOT, Settings
+from triton_transformers.tasks.command import first_command
 from triton_transformers.tasks.table import PIPELINE_TASKS
 from triton_transformers.tensors import Tensor
 
@@ -394,10 +396,24 @@ def test_commands_work_as_printed(gateway: RunningGateway, triton: TritonStandIn
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert len(triton.received) > before
     sent = [received.inputs for received in triton.received if received.model == "images"]
-    assert base64.b64decode(sent[-1]["image_bytes"].texts()[0]) == JPEG
+    assert sent[-1]["image_bytes"].data[4:] == JPEG  # after its length
     both = [received.inputs for received in triton.received if received.model == "clip"]
     assert {name for inputs in both[-2:] for name in inputs} == {"input_text", "image_bytes"}
     assert "[MASK]" in next(r for r in triton.received if r.model == "mask").inputs["input_text"].texts()[0]
+
+
+def test_make_add_prints_the_first_command_of_the_page(gateway: RunningGateway, tmp_path) -> None:
+    """It knows only the files of the model repository."""
+    for model in models():
+        (tmp_path / model.name / "1").mkdir(parents=True)
+        (tmp_path / model.name / "config.pbtxt").write_text(MessageToString(model.config))
+    (tmp_path / "writer/1/chat_template.jinja").touch()
+    printed = [first_command(name, tmp_path, "cpu", "http://localhost:1", False) for name in NAMES]
+    on_page = [block.split("\n\n")[0] for block in read(gateway, host="localhost:1").commands]
+    assert [command for command in printed if command] == on_page
+    assert "/v1/chat/completions" in printed[NAMES.index("writer")]
+    (tmp_path / "writer/1/chat_template.jinja").unlink()
+    assert "/v1/completions" in first_command("writer", tmp_path, "cpu", "http://localhost:1", False)
 
 
 @pytest.mark.parametrize("task", PIPELINE_TASKS)
