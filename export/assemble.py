@@ -59,7 +59,8 @@ def assemble_all(settings: Settings) -> None:
             for line in others:
                 out.print(line, markup=False)
             for system in missing:
-                assemble(system, settings, repository)
+                with err.status(f"{system.name}: reading {escape(str(system.source))}"):
+                    assemble(system, settings, repository)
             if settings.adapters:
                 change_adapters(settings.systems[0], settings, repository)
     except OSError as error:
@@ -87,22 +88,21 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
     ):
         job = replace(decide(system, weights, Path(folder), settings), draft=draft)
         recipe = RECIPES[job.task]
-        with err.status(f"{system.name}: assembling {escape(weights.name)}"):
-            try:
-                outcome = run_recipe(recipe, job, weights.name)
-            except FormatUnavailable as error:
-                fallback = error.instead if error.instead in recipe.formats else ""
-                if system.format or draft or not fallback:
-                    instead = f". FORMAT={fallback} serves it with transformers" if fallback else ""
-                    raise UserError(
-                        f"{weights.name} cannot be served as {job.task}, FORMAT={job.format}: {error}{instead}"
-                    ) from error
-                instead = f"It is served by transformers instead (FORMAT={fallback})"
-                err.print(f"{system.name}: {escape(str(error))}. {instead}")
-                shutil.rmtree(job.folder)
-                job.folder.mkdir()
-                job = replace(job, format=fallback)
-                outcome = run_recipe(recipe, job, weights.name)
+        try:
+            outcome = run_recipe(recipe, job, weights.name)
+        except FormatUnavailable as error:
+            fallback = error.instead if error.instead in recipe.formats else ""
+            if system.format or draft or not fallback:
+                instead = f". FORMAT={fallback} serves it with transformers" if fallback else ""
+                raise UserError(
+                    f"{weights.name} cannot be served as {job.task}, FORMAT={job.format}: {error}{instead}"
+                ) from error
+            instead = f"It is served by transformers instead (FORMAT={fallback})"
+            err.print(f"{system.name}: {escape(str(error))}. {instead}")
+            shutil.rmtree(job.folder)
+            job.folder.mkdir()
+            job = replace(job, format=fallback)
+            outcome = run_recipe(recipe, job, weights.name)
         facts: dict[str, Any] = {} if system.format else {DEFAULT: settings.profile}
         if system.name in settings.variants():
             facts[FORMAT_OF] = settings.system
@@ -111,6 +111,7 @@ def assemble(system: System, settings: Settings, repository: Path) -> None:
         if draft:
             outcome = outcome.join(Outcome(f"tokens are proposed by {draft.name}", {DRAFT: draft.identity}))
         outcome = outcome.join(Outcome(facts=facts)).join(converted).join(keep_adapters(job, repository))
+        err.step("writing")
         put_in_place(job, weights, outcome, repository)
     took = f"assembled in {time.monotonic() - start:.0f} s"
     summary = f"; {outcome.summary}" if outcome.summary else ""

@@ -4,25 +4,110 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import resource
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 from rich.measure import Measurement
+from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
 from triton_transformers.prometheus import PrometheusError
 from triton_transformers.settings import UserError
 from triton_transformers.triton import TritonError
 
+LINE_S = 10.0  # between two lines of a log about the same work
+STDERR = 2
+Shown = str | Callable[[], str]  # a text, or a function that returns it whenever it is shown
+
+
+class Work:
+    """A text about long work, and the seconds since its beginning."""
+
+    def __init__(self, text: Shown) -> None:
+        self.text, self.began = text, time.monotonic()
+
+    def __rich__(self) -> Text:
+        return Text(f"{self}, {time.monotonic() - self.began:.0f} s", no_wrap=True, overflow="ellipsis")
+
+    def __str__(self) -> str:
+        return str(Text.from_markup(self.text if isinstance(self.text, str) else self.text()))
+
+
+class Terminal(Console):
+    """A console that shows long work and its seconds: as a line that moves, or in a log by a line every ten seconds."""
+
+    _work: Work | None = None
+
+    @contextlib.contextmanager
+    def status(self, text: Shown) -> Iterator[None]:  # type: ignore[override]
+        """Show the text until the block ends. Within the block of another text, show it instead of that one."""
+        if work := self._work:
+            before, work.text = work.text, text
+            try:
+                yield
+            finally:
+                work.text = before
+            return
+        self._work = Work(text)
+        try:
+            with shown(self._work):
+                yield
+        finally:
+            self._work = None
+
+    def step(self, step: Shown) -> None:
+        """Show another step of the work of the block, such as "chat: exporting" after "chat: reading"."""
+        if work := self._work:
+            subject = str(work).partition(": ")[0]
+            work.text = lambda: escape(f"{subject}: {step if isinstance(step, str) else step()}")
+
+
+@contextlib.contextmanager
+def shown(work: Work) -> Iterator[None]:
+    """Show the work until the block ends, on a copy of stderr: exporters hide both streams meanwhile."""
+    with open(os.dup(STDERR), "w") as stream:
+        console = Console(file=stream, highlight=False, emoji=False)
+        if console.is_terminal and not console.is_dumb_terminal:
+            # What is printed meanwhile goes above the line. A file must get it as it is.
+            out_moves, err_moves = sys.stdout.isatty(), sys.stderr.isatty()
+            with Live(
+                Spinner("dots", work),
+                console=console,
+                transient=True,
+                redirect_stdout=out_moves,
+                redirect_stderr=err_moves,
+            ):
+                yield
+            return
+        ended = threading.Event()
+
+        def write() -> None:
+            while not ended.wait(LINE_S):
+                print(work.__rich__(), file=stream, flush=True)
+
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            writer.join()
+
+
 # No emoji: a text between colons must stay as the user wrote it.
 out = Console(highlight=False, soft_wrap=True, emoji=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+err = Terminal(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 OUT_OF_MEMORY = "Memory may have run out"
 # Escape sequences of terminals: ECMA-48's control sequences (cursor, colours, erasing) and control strings (window
 # titles), and the others of ECMA-35 (character sets).

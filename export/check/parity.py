@@ -12,6 +12,7 @@ from export.catalogue import FormatUnavailable, Job, Outcome
 from export.check.examples import keep_examples
 from export.check.served import Tensors, served_system
 from triton_transformers.answers import LIMITS, difference, largest
+from triton_transformers.cli import err
 from triton_transformers.protocol import TOKEN_COUNT
 from triton_transformers.settings import UserError
 
@@ -82,6 +83,7 @@ def measure_parity(
     comparable: Callable[[Tensors], Tensors] = lambda tensors: tensors,
 ) -> Parity:
     """Compare the assembled system's answers with the reference's. `comparable` gives them the reference's form."""
+    err.step("comparing with the original")
     alone, in_batch, dtype = serve(job, requests)
     numbers = [number for number, _ in in_batch]
     together = largest_difference([reference[i] for i in numbers], [comparable(tensors) for _, tensors in in_batch])

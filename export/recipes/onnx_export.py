@@ -21,6 +21,7 @@ from export.check.parity import largest_difference, serve
 from export.check.served import Tensors
 from export.checkpoint.silence import quiet, silent
 from triton_transformers.answers import LIMITS, smallest_cosine
+from triton_transformers.cli import err
 from triton_transformers.settings import UserError
 
 # The attention of transformers to export and compile: plain matrix products. torch.onnx writes the default one, "sdpa",
@@ -82,6 +83,7 @@ def export(
     The exporters see only the first example. torch.jit.trace takes a second or two, but may take a
     property of the example for one of all inputs. torch.export does not, and takes up to a minute: it comes second.
     """
+    err.step("exporting to ONNX")
     module = Network(network).eval()  # all of it: the exporters restore the mode of the whole
     feeds = [tuple(torch.from_numpy(example[name]) for name in inputs) for example in examples]
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}
@@ -163,6 +165,7 @@ def quantize(path: Path) -> None:
 
 def quantize_and_compare(path: Path, feeds: list[Tensors]) -> Outcome:
     """Convert the model to int8, and report size, speed and agreement."""
+    err.step("rounding the weights to int8")
     fp32_size, fp32_answers, fp32_seconds = measured(path, feeds)
     quantize(path)
     int8_size, int8_answers, int8_seconds = measured(path, feeds)

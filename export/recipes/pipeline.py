@@ -26,6 +26,7 @@ from export.recipes.config_writer import batched, tensor, write_config
 from export.recipes.language.recipe import other_files
 from export.recipes.pipeline_graph import Recorder, export_graphs, recorded
 from triton_transformers.answers import LIMITS, PNG, leaves
+from triton_transformers.cli import err
 from triton_transformers.corpus import MIXED
 from triton_transformers.settings import UserError
 from triton_transformers.tasks.examples import NEEDS, TRAITS, Traits
@@ -128,6 +129,7 @@ class Trial(NamedTuple):
 
 def try_examples(job: Job, version: Path) -> Trial:
     """Send examples to the pipeline, and export its graph if it is faster. Raise UserError if it does not answer."""
+    err.step("comparing batches with rows alone")
     with served_system(job.system, job.folder) as served:
         backend = served.models[job.system].backend
         traits = traits_of(job.task, backend.pipe)
@@ -186,6 +188,7 @@ def graph_answers(
         ask()
         return time.perf_counter() - start
 
+    err.step("exporting to OpenVINO")
     try:
         before = seconds()
         export_graphs(recorders, version / GRAPH)

@@ -158,9 +158,11 @@ def fetch_file(api: HfApi, name: str, commit: str, file: RepoSibling, path: Path
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    total = decimal(file.size or 0)
     url = hf_hub_url(name, file.rfilename, revision=commit, endpoint=api.endpoint)
     part = path.with_name(f"{path.name}.incomplete")
     with part.open("ab") as content:
+        err.step(lambda: f"downloading {file.rfilename}, {decimal(part.stat().st_size)} of {total}")
         headers = build_hf_headers(token=api.token)
         http_get(url, content, resume_size=content.tell(), headers=headers, expected_size=file.size)
     part.rename(path)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from triton_transformers.cli import call, print_table, run, without_codes
+from export.checkpoint.silence import silent
+from triton_transformers import cli
+from triton_transformers.cli import call, err, print_table, run, without_codes
 from triton_transformers.settings import ROOT
 
 # Ends with the number of the signal that it receives.
@@ -87,3 +93,68 @@ def test_error_of_a_file_is_a_sentence(capsys, monkeypatch, number, message):
 )
 def test_text_without_codes_is_what_a_terminal_shows(code):
     assert without_codes(f"a {code}[b]{code} c\r\n") == "a [b] c\n"
+
+
+# --- long work --------------------------------------------------------------------------------------------------------
+
+
+def wait_for_line(capfd, expected: str) -> None:
+    printed = ""
+    deadline = time.monotonic() + 60
+    while not re.search(rf"^{re.escape(expected)}, \d+ s$", printed, re.MULTILINE):
+        assert time.monotonic() < deadline, printed
+        time.sleep(0.01)
+        printed += capfd.readouterr().err
+
+
+def test_log_gets_lines_about_long_work_also_while_exporters_are_silent(capfd, monkeypatch):
+    monkeypatch.setattr(cli, "LINE_S", 0.01)
+    with err.status(r"chat: reading a \[1] file"):
+        wait_for_line(capfd, "chat: reading a [1] file")
+        err.step("exporting")
+        with silent():
+            print("a graph", file=sys.stderr)
+            wait_for_line(capfd, "chat: exporting")
+        with err.status("verifying"):
+            wait_for_line(capfd, "verifying")
+        wait_for_line(capfd, "chat: exporting")
+        err.step(lambda: "downloading 2 MB of 3 MB")
+        wait_for_line(capfd, "chat: downloading 2 MB of 3 MB")
+    capfd.readouterr()
+    err.step("nothing is at work")
+    time.sleep(0.05)
+    assert capfd.readouterr().err == ""
+
+
+def test_short_work_leaves_no_line_in_a_log(capfd):
+    with err.status("chat: reading"):
+        pass
+    assert capfd.readouterr() == ("", "")
+
+
+SHOWN = """
+import time
+from triton_transformers.cli import err, out
+with err.status("chat: reading"):
+    time.sleep(1)
+    out.print("a line of the output")
+    err.step("exporting")
+    time.sleep(1)
+"""
+
+
+def test_terminal_shows_the_step_and_its_seconds(tmp_path):
+    master, terminal = pty.openpty()
+    with (tmp_path / "out").open("w") as output:
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+        command = [sys.executable, "-c", SHOWN]
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=terminal):
+            os.close(terminal)
+            shown = b""
+            with contextlib.suppress(OSError):  # once the program has ended
+                while part := os.read(master, 1000):
+                    shown += part
+    os.close(master)
+    lines = re.split(r"[\r\n]+", without_codes(shown.decode()))
+    assert {"chat: reading, 0 s", "chat: exporting, 1 s"} <= {line[2:] for line in lines}
+    assert (tmp_path / "out").read_text() == "a line of the output\n"

@@ -16,6 +16,7 @@ import numpy as np
 from export.catalogue import FormatUnavailable, Job, Outcome
 from export.checkpoint.silence import quiet, silent
 from export.checkpoint.tasks import IMAGE_TEXT
+from triton_transformers.cli import err
 from triton_transformers.corpus import MIXED
 from triton_transformers.engines import OPENVINO
 
@@ -41,8 +42,10 @@ def export(job: Job, tokenizer: PreTrainedTokenizerBase, context: int | None, fo
     from export.recipes.language import vision
 
     with quiet(), tempfile.TemporaryDirectory(dir=folder) as work:
+        err.step("reading the weights")
         model = load(job)
         texts = token_windows(tokenizer, context)
+        err.step("asking the original")
         before = torch_perplexity(model, texts)
         from serving.engines.pretrained import rotary_context
 
@@ -146,6 +149,7 @@ def load(job: Job) -> PreTrainedModel:
 def convert(model: PreTrainedModel) -> openvino.Model:
     from export.recipes.language import graph
 
+    err.step("exporting to OpenVINO")
     try:
         with silent():
             return graph.convert(model)
@@ -192,6 +196,7 @@ def difference(before: float, after: float) -> str:
 def compress(graph: openvino.Model, weights: str) -> None:
     import nncf
 
+    err.step(f"rounding the weights to {weights}")
     options: dict[str, Any] = {"mode": nncf.CompressWeightsMode.INT8_ASYM}
     if weights == "int4":
         adjust = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
@@ -230,6 +235,7 @@ def served_perplexity(folder: Path, texts: list[list[int]], kind: str = "model",
     """Measure the texts as the server runs them: together, in parts, with paged attention."""
     import openvino_genai as genai
 
+    err.step("comparing with the original")
     from serving.generation.openvino.pipeline import BFLOAT16, NO_TOKEN, load_pipeline, precision_settings, tensor
     from serving.generation.openvino.trial import check_bfloat16
     from serving.triton.types import ConfigError

@@ -16,6 +16,7 @@ from export.checkpoint.checkpoint import INDEX
 from export.checkpoint.silence import quiet, silent
 from export.recipes.language.openvino import free_memory
 from export.sources.source import Weights, gguf_files
+from triton_transformers.cli import err
 from triton_transformers.engines import VLLM
 from triton_transformers.settings import UserError
 
@@ -118,6 +119,7 @@ def convert(file: Path, folder: Path) -> list[str]:
     import gguf
     import transformers
 
+    err.step(f"reading {file.name}")
     try:
         reader = gguf.GGUFReader(file)
         keys = {name: field.contents() for name, field in reader.fields.items() if len(field.data) < VOCABULARY}

@@ -266,6 +266,7 @@ class Conversion:
 
         The squares of the errors of matrices add up, and the loss of quality grows with the root of their sum.
         """
+        err.step("rounding the weights to int8")
         tried = [self.variant([])]
         while not (last := tried[-1]).quality.holds and last.is_fast and len(last.kept) < len(self.order):
             rest = [sum(self.errors[name] for name in self.order[count:]) for count in range(len(self.order) + 1)]

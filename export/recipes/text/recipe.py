@@ -29,6 +29,7 @@ from export.recipes.text.int8 import Conversion
 from export.recipes.text.network import TextModel
 from export.recipes.text.references import WINDOW_STRIDE
 from triton_transformers.answers import LIMITS
+from triton_transformers.cli import err
 from triton_transformers.corpus import MIXED, QUALITY
 from triton_transformers.protocol import FIRST_CORE, LAST_CORE, TOKEN_COUNT, TOKENIZED
 from triton_transformers.settings import UserError
@@ -80,6 +81,7 @@ def assemble(job: Job) -> Outcome:
         save_answers(model)
     rows = example_rows(model)
     with quiet():
+        err.step("asking the original")
         # The reference comes first: a format may move the weights away.
         requests = [model.request(*row) for row in rows] + prompt_requests(model)
         requests += [
