@@ -156,7 +156,7 @@ CATALOGUE = (
     System("chat", GENERATION, SMOLLM, "", ("chat_stream",), APACHE, 0.1,
            "SmolLM2 135M Instruct chats, writes JSON and calls tools"),
     System("reranker", "text-ranking", RANKER, "", (), APACHE, 0.09,
-           "ms-marco-MiniLM-L6-v2 rates how well a text answers a query"),
+           "ms-marco-MiniLM-L6-v2 rates how a text answers a query"),
     System("falcon7b", GENERATION, Hub("tiiuae/falcon-7b", "ec89142b67d748a1865ea4451372db8313ada0d8"),
            "", ("falcon7b_stream",), APACHE, 14.4, "Falcon 7B continues a prompt"),
     System("mistral7b", GENERATION, Hub("mistralai/Mistral-7B-v0.1", "27d67f1b5f57dc0953326b2601d68371d40ea8da"),
@@ -166,10 +166,10 @@ CATALOGUE = (
     System("python_vit", FEATURES, VIT, "python", (), APACHE, 0.35,
            "ViT turns an image into features, all in Python"),
     System("vit_ensemble", FEATURES, VIT, "", ("ensemble_model",), APACHE, 0.35,
-           "ViT turns an image into features, preprocessing and ONNX as an ensemble"),
+           "ViT turns an image into features, an ensemble with ONNX"),
     System("gpt2_ensemble", "gpt2", Hub("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"),
            "", ("gpt2_generate",), "MIT", 0.55,
-           "GPT-2 as an ensemble, one token per request; gpt2_generate loops in the server"),
+           "GPT-2 as an ensemble, one token for each request"),
 )  # fmt: skip
 
 

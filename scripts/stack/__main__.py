@@ -212,7 +212,8 @@ def models() -> None:
         index = stack(settings).triton.index()
     except TritonError:
         index = {}
-    print_list(settings, {model for model, (state, _) in index.items() if state == "READY"})
+    named = [settings[name].split() for name in ("SYSTEM", "SYSTEMS") if settings.chosen_for_this_command(name)]
+    print_list(settings, named[0] if named else [], {model for model, (state, _) in index.items() if state == "READY"})
 
 
 def unchecked() -> Stack:

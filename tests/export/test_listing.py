@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from export.catalogue import CATALOGUE, RECIPES, SMALL_MODELS
-from export.listing import interface, print_list
+from export.catalogue import CATALOGUE, RECIPES, SMALL_MODELS, SYSTEMS
+from export.listing import print_list, tensors
 from export.sources.source import Hub
 from triton_transformers.model_config import CONFIGS
 from triton_transformers.settings import ROOT, Settings, UserError
@@ -34,43 +35,53 @@ def written(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def listed(tmp_path, capsys):
-    def run(*loaded: str) -> str:
+    def run(*names: str, loaded: Collection[str] = ()) -> str:
         settings = {"MODEL_REPOSITORY": str(tmp_path), "SYSTEMS": "embedding", "HF_MODEL": "tests/other"}
-        print_list(Settings(settings | dict.fromkeys(("HF_REVISION", "SOURCE", "TASK", "FORMAT"), "")), loaded)
+        print_list(Settings(settings | dict.fromkeys(("HF_REVISION", "SOURCE", "TASK", "FORMAT"), "")), names, loaded)
         return capsys.readouterr().out
 
     return run
 
 
 def entry(text: str, name: str) -> str:
-    """Return a system's lines of the list, joined."""
-    match = re.search(rf"^{name} .*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+    """Return a system's line of the list, or its lines of the details joined, with single blanks."""
+    match = re.search(rf"^{name}( .*|\n(?:  .*\n)+)", text, re.MULTILINE)
     assert match, text
     return re.sub(r"\s+", " ", match[0]).strip()
 
 
-def test_list_shows_weights_licence_inputs_and_outputs_of_every_system(listed):
+def test_list_has_a_whole_line_for_each_system_small_ones_first(listed):
     text = listed()
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    for system in SYSTEMS.values():
+        assert re.search(rf"^{system.name} +{system.gigabytes:g} GB +\S.*", text, re.MULTILINE)
+    names = [line.split()[0] for line in lines if re.search(r"  [\d.]+ GB  ", line)]
+    sizes = [SYSTEMS[name].gigabytes for name in names]
+    assert names[:3] == ["embedding", "chat", "reranker"]
+    assert max(sizes[:-3]) <= 1 < min(sizes[-3:])
+
+
+def test_details_show_weights_licence_models_and_tensors(listed):
+    text = listed(*(system.name for system in CATALOGUE))
     for system in CATALOGUE:
         lines = entry(text, system.name)
-        assert lines.startswith(f"{system.name} not assembled")
-        for expected in (str(system.source), *system.companions, f"{system.gigabytes:g} GB, {system.licence}"):
+        for expected in (str(system.source), f"{system.gigabytes:g} GB, {system.licence}", "not assembled"):
             assert expected in lines
-        assert " → " in lines
-    of_embedding = "input_ids INT64 [N,-1], token_count INT32 [N,1], output__0 FP32 [N,384]"
-    assert f"input_text BYTES [N,1] → {of_embedding}" in entry(text, "embedding")
-    of_reranker = "token_count INT32 [N,1], score FP32 [N,-1]"
-    assert f"query BYTES [N,1], text BYTES [N,1] → {of_reranker}" in entry(text, "reranker")
+        assert f"models {' '.join(system.names)} inputs" in lines and " outputs " in lines
+    outputs = "outputs input_ids INT64 [N,-1] token_count INT32 [N,1] output__0 FP32 [N,384]"
+    assert f"inputs input_text BYTES [N,1] {outputs}" in entry(text, "embedding")
+    outputs = "outputs token_count INT32 [N,1] score FP32 [N,-1]"
+    assert f"inputs query BYTES [N,1] text BYTES [N,1] {outputs}" in entry(text, "reranker")
+    assert entry(listed("ensemble_model"), "vit_ensemble")
+    with pytest.raises(UserError, match="there is no system spam"):
+        listed("spam")
 
 
-def test_list_fits_80_columns(listed, tmp_path):
-    written(tmp_path / "mine/config.pbtxt", CONFIG)
-    written(tmp_path / "a_rather_long_name_of_a_model_of_some_other_user/config.pbtxt", CONFIG)
-    text = listed().replace(str(tmp_path), "model_repository")
-    assert max(map(len, text.splitlines())) <= 80
+def test_details_name_an_unreadable_configuration(listed, tmp_path):
     config = written(tmp_path / "mine/config.pbtxt", "input [ {")
     with pytest.raises(UserError, match=re.escape(str(config))):
-        listed()
+        listed("mine")
 
 
 def test_list_marks_systems_on_disk_loaded_and_own(listed, tmp_path):
@@ -85,18 +96,16 @@ def test_list_marks_systems_on_disk_loaded_and_own(listed, tmp_path):
     shutil.copy(CONFIGS / "embedding/config.pbtxt", tmp_path / "embedding/config.pbtxt")
     written(tmp_path / "tokenizer/config.pbtxt", CONFIG)  # a step of embedding
     written(tmp_path / "mine/config.pbtxt", CONFIG)
-    text = listed("spam", "tokenizer")
-    assert entry(text, "embedding").startswith("embedding on disk, 2.0 kB")
-    assert entry(text, "falcon7b").startswith("falcon7b not assembled")
-    spam = entry(text, "spam")
-    assert spam.startswith("spam loaded, on disk, 2.0 kB sentence-similarity, onnx, draft a/b@1 tests/model@1")
-    mine = entry(text, "mine")
-    assert re.match(r"mine on disk, \d+ bytes your own", mine)
-    assert "ids INT64 [N,-1,3], (text BYTES [N,1]) → row FP32 [N,4]" in mine
-    assert re.findall(r"^([a-z]\w*) +(?:loaded|on disk|not)", text, re.MULTILINE) == [
-        *(system.name for system in CATALOGUE),
-        *("spam", "mine"),
-    ]
+    text = listed(loaded=("spam", "tokenizer"))
+    assert entry(text, "embedding").startswith("embedding on disk all-MiniLM-L6-v2 turns")
+    assert entry(text, "falcon7b").startswith("falcon7b 14.4 GB Falcon 7B")
+    assert entry(text, "spam") == "spam loaded sentence-similarity, onnx, draft a/b@1"
+    assert entry(text, "mine") == "mine on disk your own configuration"
+    assert text.index("\nYour own:\nspam ") < text.index("\nmine ")
+    details = listed("spam", "mine", loaded=("spam",))
+    assert "weights tests/model@1 state loaded, on disk, 2.0 kB" in entry(details, "spam")
+    lines = "inputs ids INT64 [N,-1,3] text BYTES [N,1], optional outputs row FP32 [N,4]"
+    assert re.search(r"state on disk, \d+ bytes models mine " + re.escape(lines), entry(details, "mine"))
 
 
 # --- docs/models.md ---------------------------------------------------------------------------------------------------
@@ -117,23 +126,19 @@ def test_docs_list_the_catalogue():
         weights = f"{source.repository} @ {source.revision[:12]}" if isinstance(source, Hub) else str(source)
         assert documented[name][2:5] == [weights, f"{system.gigabytes:g} GB", system.licence]
         for model in system.names:
-            listed = interface(model, CONFIGS)
-            for tensor in re.findall(r"`(\w+)`", " ".join(documented[name][5:])):
-                assert f"{tensor} " in listed
+            listed = {tensor.split()[0] for side in tensors(model, CONFIGS).values() for tensor in side}
+            assert {*re.findall(r"`(\w+)`", " ".join(documented[name][5:]))} <= listed
 
 
-def test_list_and_docs_have_a_small_model_for_each_task(listed):
+def test_docs_have_a_small_model_for_each_task():
     tasks = PIPELINE_TASKS.keys() - {"image-to-text"}  # transformers 5 has models for chats with images instead
     assert {system.name: system.task for system in SMALL_MODELS} == {task: task for task in tasks}
     documented = table("One model for each task", "docs/pipelines.md")
-    lines = [line for line in listed().splitlines() if re.match(r"[\w-]+ +[\d.]+ GB ", line)]
-    assert len(lines) == len(documented) == len(SMALL_MODELS)
-    for system, row, line in zip(SMALL_MODELS, documented, lines, strict=True):
+    for system, row in zip(SMALL_MODELS, documented, strict=True):
         assert isinstance(system.source, Hub)
         assert re.fullmatch(r"[0-9a-f]{40}|f4041f8|refs/pr/\d", system.source.revision)
         weights = f"{system.source.repository} @ {system.source.revision[:12]}"
         assert row == [f"`{system.name}`", weights, f"{system.gigabytes:g} GB", system.licence]
-        assert line.startswith(f"{system.name} ") and f"{system.gigabytes:g} GB" in line and system.licence in line
 
 
 def test_docs_list_the_tasks_and_their_formats():
