@@ -65,7 +65,7 @@ def test_metrics_are_served_until_the_end_of_the_run(monkeypatch):
     families = {family.name for family in text_string_to_metric_families(text)}
     assert families == {
         "loadtest_users", "loadtest_cpu_cores", "loadtest_mode", "loadtest_window", "loadtest_measured_seconds",
-        "loadtest_requests", "loadtest_request_duration_seconds",
+        "loadtest_requests", "loadtest_request_duration_seconds", "loadtest_verdict", "loadtest_proven_ratio",
     }  # fmt: skip
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20)
