@@ -41,6 +41,8 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 TAG = "triton"
 OTHER_MODE_COLOUR = "#8a8a8a"  # "as configured": no comparison runs
 NO_TRAFFIC = "No traffic"
+# Appended to series of models: an ensemble would be drawn beside its steps, which count the same requests.
+OF_STEPS = "unless on (model) model:is_ensemble"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from monitoring.definitions import panels
-from monitoring.definitions.panels import Query, names, new_dashboard, number, row, variable
+from monitoring.definitions.panels import OF_STEPS, Query, names, new_dashboard, number, row, variable
 from triton_transformers.prometheus import API_ROUTES
 
 WHICH = '{model=~"$model", mode=~"$mode"}'
@@ -20,7 +20,7 @@ of_load_test = partial(lines, no_value="No load test (make loadtest, make locust
 def mean(series: str, by: str = "model, mode", where: str = "", runs: str = "avg") -> str:
     """Return the mean of a recorded series between two points of the graph; `runs` aggregates several runs."""
     which = WHICH[:-1] + (f", {where}" if where else "") + "}"
-    return f"{runs} by ({by}) (avg_over_time({series}{which}[$__rate_interval]))"
+    return f"{runs} by ({by}) (avg_over_time({series}{which}[$__rate_interval]) {OF_STEPS})"
 
 
 def total(series: str, by: str = "model, mode") -> str:
@@ -91,7 +91,7 @@ def overview() -> list[Any]:
             Query('max by (model, engine, precision) (transformers_engine{model=~"$model"}) > 0',
                   "{{model}}: {{engine}} {{precision}}", instant=True), no_value="No model reports its engine"),
         lines("Requests/s by model",
-            "Answered requests, failures included. An ensemble and its steps each count every request.",
+            "Answered requests, failures included. Those to an ensemble are counted by its steps.",
             "suffix:requests/s", Query(mean("model:requests:rate"), BOTH)),
         lines("Failures/s by reason",
             "Triton's reasons: REJECTED (waited too long), CANCELED (by the client), BACKEND and OTHER (in the model).",
@@ -127,14 +127,10 @@ def gateway() -> list[Any]:
 def batching() -> list[Any]:
     padding = total("model:padding_tokens:rate")
     return [
-        lines("Mean batch size", "Inferences per execution. An ensemble does not batch; its steps do.",
-            "suffix:per batch",
+        lines("Mean batch size", "Inferences per execution.", "suffix:per batch",
             Query(f"{total('model:inferences:rate')} / ({total('model:executions:rate')} > 0)", BOTH)),
-        part("Queue time per request",
-            "Mean time in a model's queue. Requests to an ensemble wait in the queues of its steps.", '="queue"'),
-        part("Compute time per request",
-            "Mean time in a model after its queue, with its batch. An ensemble's includes the queues of its steps.",
-            '!="queue"'),
+        part("Queue time per request", "Mean time in a model's queue.", '="queue"'),
+        part("Compute time per request", "Mean time in a model after its queue, with its batch.", '!="queue"'),
         lines("Queue share",
             "Share of a request's time that it spends in the queue. Near 100 % the model is overloaded.",
             "percentunit", Query(mean("model:queue_share:ratio"), BOTH), maximum=1),

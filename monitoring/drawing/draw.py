@@ -21,9 +21,12 @@ from triton_transformers.settings import UserError
 
 # Grafana's columns. A column and a row, in inches of a figure on a page 1240 points wide.
 COLUMNS = 24
+# Charts in a line, at most.
+CHARTS = 3
 COLUMN, ROW = 0.5, 0.36
 PHONE = (4.0, 2.2)
-COLOURS = ("#3274d9", "#e0752d", "#56a64b", "#b877d9", "#d64a4a", "#2a9d9d", "#c2a200", "#d4699a", "#7c6f5a")
+# Of all series but the modes.
+COLOURS = ("#8057c9", "#b8860b", "#c2478b", "#5d8a3a", "#d64a4a", "#4a9fb8", "#7c6f5a", "#9aa832", "#c98ab8")
 # A graph names this many lines, the largest. The others are thin and grey.
 NAMED = 5
 TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]
@@ -50,8 +53,8 @@ def draw(
         filled = [panel for panel in panels if not reasons[panel["title"]]]
         if filled:
             shown[title] = [
-                [drawn(panel, lines_of[panel["title"]], regions, time, width) for panel, width in widened(list(line))]
-                for _, line in groupby(filled, key=lambda panel: panel["gridPos"]["y"])
+                [drawn(panel, lines_of[panel["title"]], regions, time, COLUMNS / len(line)) for panel in line]
+                for line in arranged(filled)
             ]
         if title and not filled:  # one reason is enough
             reasons = {f"the row {title}": next(iter(reasons.values()))}
@@ -76,10 +79,17 @@ def differs_from_zero(line: Line, defaults: dict[str, Any]) -> bool:
     return text(largest(line), unit, decimals) != text(0, unit, decimals)
 
 
-def widened(panels: list[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
-    """Return the panels of one line of the grid, each with the columns that it gets: together they fill the line."""
-    columns = sum(panel["gridPos"]["w"] for panel in panels)
-    return [(panel, COLUMNS * panel["gridPos"]["w"] / columns) for panel in panels]
+def arranged(panels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the panels in lines, which they share equally: charts in lines of at most CHARTS, others as in Grafana."""
+    lines: list[list[dict[str, Any]]] = []
+    for is_chart, group in groupby(panels, key=lambda panel: panel["type"] == "timeseries"):
+        same = [*group]
+        if is_chart:
+            count = math.ceil(len(same) / CHARTS)
+            lines += [same[len(same) * n // count : len(same) * (n + 1) // count] for n in range(count)]
+        else:
+            lines += [[*line] for _, line in groupby(same, key=lambda panel: panel["gridPos"]["y"])]
+    return lines
 
 
 def drawn(panel: dict[str, Any], lines: list[Line], regions: list[Region], time: Range, width: float) -> dict[str, Any]:

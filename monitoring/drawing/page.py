@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 
 from monitoring.drawing.draw import draw
-from monitoring.drawing.evaluate import Range, dashboards, since
+from monitoring.drawing.evaluate import Evaluator, Range, dashboards, since
 from triton_transformers.cli import err, out, run
 from triton_transformers.files import write_atomically
 from triton_transformers.http import answers
@@ -40,7 +40,9 @@ def main() -> None:
     folder = settings.reports
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "dashboards.html"
-    shades = dashboards(profile)[0]["annotations"]["list"]
+    first = dashboards(profile)[0]
+    shaded = {colour for colour, _, _ in Evaluator(prometheus, first, shown).regions()}
+    shades = [window for window in first["annotations"]["list"] if window["iconColor"] in shaded]
     html = page(__package__, "page.html.j2", dashboards=drawn, shades=shades, start=start, end=end)
     write_atomically(path, html)
     out.print(f"dashboards  {os.path.relpath(path)}  ({start} to {end} UTC)")
