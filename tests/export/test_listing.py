@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from export.catalogue import CATALOGUE, RECIPES, SMALL_MODELS, SYSTEMS
-from export.listing import print_list, tensors
+from export.listing import print_list
 from export.sources.source import Hub
 from triton_transformers.model_config import CONFIGS
 from triton_transformers.settings import ROOT, Settings, UserError
@@ -124,10 +124,7 @@ def test_docs_list_the_catalogue():
     for name, system in names.items():
         source = system.source
         weights = f"{source.repository} @ {source.revision[:12]}" if isinstance(source, Hub) else str(source)
-        assert documented[name][2:5] == [weights, f"{system.gigabytes:g} GB", system.licence]
-        for model in system.names:
-            listed = {tensor.split()[0] for side in tensors(model, CONFIGS).values() for tensor in side}
-            assert {*re.findall(r"`(\w+)`", " ".join(documented[name][5:]))} <= listed
+        assert documented[name][2:] == [weights, f"{system.gigabytes:g} GB", system.licence]
 
 
 def test_catalogue_has_a_small_model_for_each_task(listed):
