@@ -324,8 +324,8 @@ def more_batches(users: int, rate: float, generates: bool) -> str:
     if users == 1:
         return "Set more USERS: one user never has two requests waiting."
     if generates:
-        return "Set a max_batch above 1, or ask for texts of more than one token (docs/comparison.md)."
-    return "Set more USERS than the model's instances answer at once (docs/comparison.md has the other causes)."
+        return "Set a max_batch above 1, or ask for texts of more than one token (docs/loadtest.md)."
+    return "Set more USERS than the model's instances answer at once (docs/loadtest.md has the other causes)."
 
 
 def judged(results: Results, batching: Cause | None) -> Results:
