@@ -42,8 +42,7 @@ def purpose(system: System) -> str:
     if takes_both(system):
         return "turns texts and images into vectors of one space"
     if task := row_of(system):
-        chats = f", and answers in a chat ({', '.join(chat_skills(system)) or 'if it has a chat template'})"
-        return task.purpose + (chats if "chat" in system.abilities else "")
+        return task.purpose + chats(system)
     inputs, outputs = (
         ", ".join(tensor.name for tensor in side) for side in (system.config.input, system.config.output)
     )
@@ -58,8 +57,18 @@ def row_of(system: System) -> Task | None:
     return next(of_kind, system.task)
 
 
+def chats(system: System) -> str:
+    """Return how the system chats, as the end of a sentence; nothing if it is no language model."""
+    if system.kind != "generation":
+        return ""
+    if "chat" not in system.abilities:
+        return "; no chats, because it has no chat template"
+    skills = ", ".join(chat_skills(system))
+    return ", and answers in a chat" + (f" ({skills})" if skills else "")
+
+
 def chat_skills(system: System) -> list[str]:
-    """Return what the model can do in a chat. Each proves a chat template, which the configuration does not name."""
+    """Return what the model can do in a chat."""
     skills = {
         "images": IMAGES in system.inputs,
         "tools": system.tool_parser in FAMILIES.keys() - {""},
@@ -94,20 +103,7 @@ def box(system: System, streams: bool) -> Box | None:
         lines = "I love this film.\nThe service was slow and the food was cold."
         return Box("classify", [Field("input", "Texts, one in each line", value=lines, rows=3)], "Classify")
     if system.kind == "generation":
-        skills = chat_skills(system)
-        modes = [("text", "Continue the text"), *([("chat", "Answer in a chat")] if "chat" in system.abilities else [])]
-        prompt = "Which planet is the largest?" if skills else "The three laws of robotics are"
-        tokens = "512" if "reasoning" in skills else "64"
-        fields = [
-            Field("prompt", "Prompt", value=prompt, rows=3),
-            *([Field("mode", "Mode", "choice", choices=modes[:: -1 if skills else 1])] if len(modes) > 1 else []),
-            *([Field("system", "System message, for a chat", required=False)] if len(modes) > 1 else []),
-            *([Field("tools", "Tools (JSON, optional), for a chat", required=False)] if "tools" in skills else []),
-            *([Field("image", f"{IMAGE_LABEL}, for a chat", "image", required=False)] if "images" in skills else []),
-            Field("max_tokens", "Maximum tokens", "number", tokens, min="1", step="1"),
-            Field("temperature", "Temperature", "number", f"{system.sampling().get('temperature', 0)}", step="0.1"),
-        ]
-        return Box("generation", fields, "Generate", streams)
+        return chat_box(system, streams) if "chat" in system.abilities else text_box(system, streams)
     if system.is_pipeline:
         return pipelines.box(system)
     if system.streams:
@@ -119,6 +115,33 @@ def box(system: System, streams: bool) -> Box | None:
         for name, text in examples(config_of(system), system.mask_token).items()
     ]
     return Box("other", fields, "Send") if fields else None
+
+
+def text_box(system: System, streams: bool) -> Box:
+    prompt = Field("prompt", "Prompt", value="The three laws of robotics are", rows=3)
+    return Box("generation", [prompt, *limits(system, "64")], "Generate", streams)
+
+
+def chat_box(system: System, streams: bool) -> Box:
+    skills = chat_skills(system)
+    fields = [
+        Field("prompt", "Message", value="Which planet is the largest?", rows=2),
+        *([Field("image", f"{IMAGE_LABEL}, optional", "image", required=False)] if "images" in skills else []),
+    ]
+    options = [
+        Field("mode", "Mode", "choice", choices=[("chat", "Answer in a chat"), ("text", "Continue the text")]),
+        Field("system", "System message, for a chat", required=False),
+        *([Field("tools", "Tools (JSON), for a chat", required=False)] if "tools" in skills else []),
+        *limits(system, "512"),
+    ]
+    return Box("generation", fields, "Send", streams, options=options, chats=True)
+
+
+def limits(system: System, tokens: str) -> list[Field]:
+    return [
+        Field("max_tokens", "Maximum tokens", "number", tokens, min="1", step="1"),
+        Field("temperature", "Temperature", "number", f"{system.sampling().get('temperature', 0)}", step="0.1"),
+    ]
 
 
 def command(system: System, url: str, needs_key: bool) -> str:

@@ -25,7 +25,7 @@ class Field:
 class Box:
     """The form to try a system. `kind` names the function of page.js that sends it.
 
-    `answer` names the function of page_answers.js that draws a pipeline's answer.
+    `answer` names the function of page_answers.js that draws a pipeline's answer. `options` are fields that are folded.
     """
 
     kind: str
@@ -33,3 +33,5 @@ class Box:
     button: str
     streams: bool = False
     answer: str = ""
+    options: Sequence[Field] = ()
+    chats: bool = False

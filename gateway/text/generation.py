@@ -36,6 +36,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,), "top_k": (0, -1), "repetition_penalty": (1,), "skip_special_tokens": (True,), "logprobs": (),
     "prompt_logprobs": (),
 }  # fmt: skip
+NO_TEMPLATE = (
+    "This model has no chat template: send its prompt to /v1/completions, or add a template to the model "
+    "(docs/generation.md)."
+)
 SAMPLING_PARAMETERS = "sampling_parameters"
 # Option or input of the model -> field of a request to OpenAI's API, where the names differ.
 FIELDS = {"max_new_tokens": "max_tokens", "text_input": "prompt"}
@@ -175,9 +179,9 @@ async def find(served: Served, model: str, source: str, streams: bool) -> System
     """Return the model that generates for the request: the system's engine, its companion that streams, or itself."""
     system = await served.find(model, "generation")
     if source not in system.inputs:
-        advice = " Use /v1/completions." if source == "messages" else ""
-        message = f"The model '{model}' has no input '{source}', which this endpoint needs.{advice}"
-        raise ApiError(400, message, "model")
+        if source == "messages":
+            raise ApiError(400, NO_TEMPLATE, "messages")
+        raise ApiError(400, f"The model '{model}' has no input '{source}', which this endpoint needs.", "model")
     if not (streams or system.engine):
         if system.streams and "stream" not in system.inputs:
             raise ApiError(400, f"The model '{model}' only streams: send 'stream': true.", "stream")
@@ -298,11 +302,7 @@ def of_request(error: ApiError, request: GenerationRequest) -> ApiError:
     if code == UNKNOWN_ADAPTER:  # it was removed after the gateway had read the list
         return not_found(request.model)
     if code == NO_CHAT_TEMPLATE:
-        message = (
-            "This model has no chat template: send its prompt to /v1/completions, or add a template to the model "
-            "(docs/generation.md)."
-        )
-        return ApiError(400, message, "messages")
+        return ApiError(400, NO_TEMPLATE, "messages")
     return about_request(error, request.fields, {IMAGES: [place for place, _ in request.images]})
 
 

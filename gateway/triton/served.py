@@ -59,7 +59,8 @@ class System:
         self.token_vectors = kinds.token_vectors(shapes)  # the output that has a vector for each token, or nothing
         own = kinds.abilities(self.inputs, shapes, self.max_batch)
         self.kind = own[0] if own else "other"
-        # The ability tokens: the model returns the token ids of texts.
+        # The backend adds the input `messages` if the model has a chat template. The ability tokens: the model returns
+        # the token ids of texts.
         others = {"chat": "messages" in self.inputs, "tokens": bool(self.tokenizing_model)}
         named = self.parameter("task") if self.is_pipeline else task_of_tensors(self.inputs, self.outputs)
         self.task_name, self.task = named, TASKS.get(named)

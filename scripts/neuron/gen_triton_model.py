@@ -277,7 +277,7 @@ class Arguments:
 # --- what to write ----------------------------------------------------------------------------------------------------
 
 LANGUAGE_OPTIONS = [option.name for group in GROUPS if group.kinds == (TRANSFORMERS,) for option in group.options]
-# The same as in model_repository/falcon7b/config.pbtxt.
+# The same as in model_repository/falcon7b/config.pbtxt, and a chat.
 PROMPTS = (
     "prompt,STRING,-1 text_input,STRING,-1 messages,STRING,1 max_new_tokens,INT32,1 temperature,FP32,1 top_p,FP32,1 "
     "seed,INT64,1 stop,STRING,-1 cancel,STRING,1 stream,BOOL,1 exclude_input_in_output,BOOL,1 "

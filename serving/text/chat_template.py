@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Message = dict[str, Any]  # with a role and a content
 # The input with a chat instead of prompts, as one JSON list, and the one with its image files, in their order.
 MESSAGES, IMAGES = "messages", "images"
+# The names that transformers gives to the files with templates.
+TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 
 # A template comes with the weights, so it may be faulty, or written to fill the memory.
 MAX_CHARACTERS = 4 * 2**20

@@ -9,14 +9,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from serving.structure.checks import token_bytes, vocabulary
-from serving.text.chat_template import ChatTemplate
+from serving.text.chat_template import TEMPLATE, TOOL_TEMPLATE, ChatTemplate
 from serving.triton.types import ConfigError
 
 # Written by `make models`, from what transformers derives from the checkpoint's many files.
 LIMITS = "limits.json"
-# The names that transformers gives to these files.
-CHAT_TEMPLATE = "chat_template.jinja"
-TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 
 
 class TextTokenizer:
@@ -34,7 +31,7 @@ class TextTokenizer:
         self.end_tokens = frozenset(token for token in limits["end_tokens"] if token < self.vocabulary)
         self.start: list[int] = limits.get("start", [])  # the tokens of an empty prompt
         source, tool_source = (
-            file.read_text() if (file := folder / name).is_file() else "" for name in (CHAT_TEMPLATE, TOOL_TEMPLATE)
+            file.read_text() if (file := folder / name).is_file() else "" for name in (TEMPLATE, TOOL_TEMPLATE)
         )
         self.chat_template = ChatTemplate(source, limits.get("special_tokens", {}), tool_source)
 

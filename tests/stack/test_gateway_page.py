@@ -84,9 +84,22 @@ class Page:
     def form(self, system: str) -> WebElement:
         return self.browser.find_element(By.CSS_SELECTOR, f"[data-system={system}] form")
 
+    def field(self, system: str, name: str) -> WebElement:
+        """Return a field, and open the options if it is one."""
+        script = (
+            "document.querySelectorAll(`[data-system=${arguments[0]}] form details`).forEach((all) => all.open = true)"
+        )
+        self.browser.execute_script(script, system)
+        return self.form(system).find_element(By.NAME, name)
+
+    def continue_text(self, system: str) -> None:
+        """Let the box of a model that chats continue a text instead."""
+        self.field(system, "mode")
+        self.press(system, "[value=text]")
+
     def fill(self, system: str, **fields: str) -> None:
         for name, text in fields.items():
-            field = self.form(system).find_element(By.NAME, name)
+            field = self.field(system, name)
             field.clear()
             field.send_keys(text)
 
@@ -368,13 +381,16 @@ def test_streamed_text_grows(page: Page, triton: TritonStandIn, monkeypatch: pyt
             yield list(tensors)
 
     monkeypatch.setattr(model, "answer", one_by_one)
-    page.fill("writer", prompt="count")
-    page.press("writer")
-    for end in range(1, len(PIECES) + 1):
-        released.release()
-        page.wait_for_generated("writer", "count" + "".join(PIECES[:end]))
-    page.wait(lambda: "the model ended the text" in page.text("writer"))
-    assert f"1 + {len(PIECES)} tokens" in page.text("writer")
+    for prompt in ("", "count"):  # a chat, and a text
+        if prompt:
+            page.continue_text("writer")
+        page.fill("writer", prompt="count")
+        page.press("writer")
+        for end in range(1, len(PIECES) + 1):
+            released.release()
+            page.wait_for_generated("writer", prompt + "".join(PIECES[:end]))
+        page.wait(lambda: f"1 tokens read, {len(PIECES)} written" in page.text("writer"))
+        assert "first token after" in page.text("writer") and "tokens/s" in page.text("writer")
 
 
 @pytest.mark.slow
@@ -382,6 +398,7 @@ def test_stop_button_cancels_the_request(page: Page, triton: TritonStandIn) -> N
     gate = triton.models["writer_stream"].gate
     gate.clear()
     try:
+        page.fill("writer", prompt="Hello")
         page.press("writer")
         triton.wait_until(lambda: "writer_stream" in triton.running)
         page.press("writer", "[data-stop]")
@@ -389,26 +406,65 @@ def test_stop_button_cancels_the_request(page: Page, triton: TritonStandIn) -> N
         page.wait(lambda: "stopped" in page.text("writer"))
     finally:
         gate.set()
+    # Nothing had come, so the message can be sent again.
+    assert page.field("writer", "prompt").get_attribute("value") == "Hello"
+    assert "Hello" not in page.text("writer")
+
+
+@pytest.mark.slow
+def test_stopped_answer_is_a_turn(page: Page, triton: TritonStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, released = triton.models["writer_stream"], threading.Event()
+    answer = model.answer
+
+    def one_piece(inputs: dict[str, Tensor]) -> Iterator[list[Tensor]]:
+        first, *rest = map(list, answer(inputs))
+        yield first
+        released.wait(WAIT_S)
+        yield from rest
+
+    monkeypatch.setattr(model, "answer", one_piece)
+    page.fill("writer", prompt="Hello")
+    page.press("writer")
+    page.wait_for_generated("writer", PIECES[0])
+    page.press("writer", "[data-stop]")
+    page.wait(lambda: "stopped" in page.text("writer"))
+    released.set()
+    page.send("writer", prompt="And?")
+    sent = json.loads(triton.received[-1].inputs["messages"].texts()[0])
+    assert [turn["content"] for turn in sent] == ["Hello", PIECES[0], "And?"]
+
+
+@pytest.mark.slow
+def test_failed_message_can_be_sent_again(page: Page, triton: TritonStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.send("writer", prompt="Hello")
+    monkeypatch.setattr(triton.models["writer_stream"], "answer", lambda inputs: 1 / 0)
+    text = page.send("writer", prompt="And?")
+    assert text.startswith("Hello") and "And?" not in text
+    error = page.answer("writer").find_element(By.CLASS_NAME, "error").text
+    assert error.endswith(".")
+    assert page.field("writer", "prompt").get_attribute("value") == "And?"
+    monkeypatch.undo()
+    assert "And?" in page.send("writer")
+    assert "failed to load resource" in " ".join(page.log()).lower()
 
 
 @pytest.mark.slow
 def test_chat_box_sends_messages(page: Page, triton: TritonStandIn) -> None:
-    page.press("writer", "[value=chat]")
-    page.form("writer").find_element(By.NAME, "system").send_keys("Be brief.")
+    page.field("writer", "system").send_keys("Be brief.")
     text = page.send("writer", prompt="Hello", max_tokens="2")
     assert [line.strip() for line in text.splitlines()[:2]] == ["Hello", "ein zwei"]
     assert "stopped at the maximum number of tokens" in text
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     assert json.loads(triton.received[-1].inputs["messages"].texts()[0]) == turns
     assert page.form("writer").find_element(By.NAME, "prompt").get_attribute("value") == ""
-    page.form("writer").find_element(By.NAME, "prompt").send_keys("And?", Keys.CONTROL, Keys.ENTER)
-    page.wait(lambda: "And?" in page.text("writer") and not page.answer("writer").get_attribute("aria-busy"))
+    page.field("writer", "prompt").send_keys("And", Keys.SHIFT, Keys.ENTER, Keys.NULL, "?", Keys.ENTER)
+    page.wait(lambda: "And" in page.text("writer") and not page.answer("writer").get_attribute("aria-busy"))
     sent = json.loads(triton.received[-1].inputs["messages"].texts()[0])
-    assert sent == [*turns, {"role": "assistant", "content": " ein zwei"}, {"role": "user", "content": "And?"}]
-    assert '"content":"And?"' in commands(page, "writer")[0]
+    assert sent == [*turns, {"role": "assistant", "content": " ein zwei"}, {"role": "user", "content": "And\n?"}]
+    assert '"content":"And\\n?"' in commands(page, "writer")[0]
     page.press("writer", "[data-new]")
     assert page.text("writer") == ""
-    assert "And?" not in commands(page, "writer")[0]
+    assert "And" not in commands(page, "writer")[0]
     assert not page.form("writer").find_element(By.CSS_SELECTOR, "[data-new]").is_displayed()
 
 
@@ -422,17 +478,17 @@ def test_call_of_a_tool_is_shown_and_the_next_message_is_its_result(
     model.optional, model.parameters = tuple(inputs), {"tool_parser": "hermes"}
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
     show(model)
-    page.form("caller").find_element(By.NAME, "tools").send_keys(json.dumps([tool]))
+    page.field("caller", "tools").send_keys(json.dumps([tool]))
     text = page.send("caller", prompt="What time is it?")
     assert text.splitlines()[:2] == ["What time is it?", 'now({"zone": "UTC"})']
     assert "the next message is the result of the call" in text
-    page.form("caller").find_element(By.NAME, "prompt").send_keys("12:00", Keys.CONTROL, Keys.ENTER)
+    page.form("caller").find_element(By.NAME, "prompt").send_keys("12:00", Keys.ENTER)
     page.wait(lambda: "12:00" in page.text("caller") and not page.answer("caller").get_attribute("aria-busy"))
     asked, answered, result = json.loads(triton.received[-1].inputs["messages"].texts()[0])
     assert asked == {"role": "user", "content": "What time is it?"}
     assert answered["tool_calls"][0]["function"]["name"] == "now"
     assert (result["role"], result["content"]) == ("tool", "12:00")
-    assert page.send("caller", prompt="x", tools="[").startswith("Tools: this is not JSON")
+    assert "Tools: this is not JSON" in page.send("caller", prompt="x", tools="[")
 
 
 @pytest.mark.slow
@@ -518,7 +574,6 @@ def test_commands_send_what_the_form_sends(page: Page, triton: TritonStandIn, tm
     """Run the command of each form after its fields have changed, and compare what arrives with what the form sends."""
     (tmp_path / "image.jpg").write_bytes(png_of(np.zeros((2, 2, 3), np.uint8)))
     press_sample(page, "pets")
-    page.press("writer", "[value=chat]")
     text = 'It\'s 5 % "off" \\n 🥖 \ue000image;touch pwned;jpg\ue001'
     fields: dict[str, dict[str, str]] = {
         "embedding": {"query": text, "texts": f"{text}\n\nb"},

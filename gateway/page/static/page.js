@@ -16,6 +16,7 @@ function element(tag, className = "", ...children) {
 // --- requests ---------------------------------------------------------------------------------------------------------
 
 class Refused extends Error {}
+const UNREACHABLE = "The gateway does not answer, or ended the connection. `make status` shows its state.";
 
 // An address in full, because fetch refuses one relative to a page that was opened as https://user:key@host/.
 const address = (path) => location.origin + path;
@@ -182,16 +183,16 @@ const boxes = {
     answer.replaceChildren(...bars(rows), note(tokens(usage), elapsed()));
   },
 
-  async generation({ request: [path, body], fields, form, answer, signal, elapsed, milliseconds, streams }) {
+  async generation({ request: [path, body], fields, form, answer, signal, milliseconds, streams }) {
     const chats = fields.mode === "chat";
-    const turns = chats ? [...(conversations.get(form) ?? []), ...nextMessages(fields, form)] : [];
+    const before = chats ? conversations.get(form) ?? [] : [];
+    const turns = chats ? [...before, ...nextMessages(fields, form)] : [];
     const options = streams ? { stream: true, stream_options: { include_usage: true } } : {};
-    const response = await post(path, { ...body, ...options }, signal);
     const text = element("p", "text growing");
-    if (!chats) text.append(element("span", "faint", fields.prompt));
-    const said = turns.map(({ role, shown, tool_calls: calls }) =>
-      element("p", role === "assistant" ? "text" : "asked", shown, ...(calls ?? []).map(callNode)));
-    answer.replaceChildren(...said, text);
+    if (chats) form.elements.prompt.value = "";
+    else text.append(element("span", "faint", fields.prompt));
+    answer.replaceChildren(...turns.map(turnNode), text);
+    answer.scrollTop = answer.scrollHeight;
     let whole = "";
     const calls = [];
     const thoughts = element("span", "faint thoughts");
@@ -199,7 +200,9 @@ const boxes = {
     let reason = "";
     let usage = null;
     try {
+      const response = await post(path, { ...body, ...options }, signal);
       for await (const piece of streams ? events(response) : [await response.json()]) {
+        const isAtEnd = answer.scrollHeight - answer.scrollTop - answer.clientHeight < 40;
         usage = piece.usage ?? usage;
         const [choice] = piece.choices;
         if (!choice) continue;
@@ -216,27 +219,32 @@ const boxes = {
         text.append(added);
         whole += added;
         reason = choice.finish_reason ?? reason;
+        if (isAtEnd) answer.scrollTop = answer.scrollHeight;
       }
     } finally {
       text.classList.remove("growing");
       text.append(...calls.map(callNode));
-    }
-    if (chats) {
-      const answered = { role: "assistant", content: whole, shown: whole, ...(reason === "tool_calls" && { tool_calls: calls }) };
-      conversations.set(form, [...turns, answered]);
-      form.querySelector("[data-new]").hidden = false;
-      form.elements.prompt.value = "";
-      if (form.elements.image) choose(form.elements.image);
+      if (!first) {
+        // Nothing came: the message can be sent again.
+        answer.replaceChildren(...before.map(turnNode));
+        form.elements.prompt.value ||= fields.prompt;
+      } else if (chats) {
+        // An answer that was stopped is a turn, too.
+        const answered = { role: "assistant", content: whole, shown: whole, ...(reason === "tool_calls" && { tool_calls: calls }) };
+        conversations.set(form, [...turns, answered]);
+        if (form.elements.image) choose(form.elements.image);
+      }
+      if (chats) form.querySelector("[data-new]").hidden = !conversations.has(form);
     }
     answer.append(
       note(
-        usage && `${usage.prompt_tokens} + ${usage.completion_tokens} tokens`,
-        ENDS[reason],
-        streams && first && `first piece after ${first} ms`,
+        usage && `${usage.prompt_tokens} tokens read, ${usage.completion_tokens} written`,
         streams && usage && rate(usage.completion_tokens - 1, milliseconds() - first),
-        elapsed(),
+        streams && first && `first token after ${first} ms`,
+        ENDS[reason],
       ),
     );
+    answer.scrollTop = answer.scrollHeight;
   },
 
   async pipeline({ request, form, answer, signal, elapsed }) {
@@ -258,6 +266,10 @@ const ENDS = {
   stop: "the model ended the text",
   tool_calls: "the next message is the result of the call; of several, one in each line",
 };
+
+function turnNode({ role, shown, tool_calls: calls = [] }) {
+  return element("p", role === "assistant" ? "text" : "asked", shown, ...calls.map(callNode));
+}
 
 function callNode({ function: { name, arguments: given } }) {
   return element("code", "call", `${name}(${given})`);
@@ -484,7 +496,9 @@ function prepare(form) {
   });
   form.addEventListener("input", () => answer.querySelector(".error")?.remove());
   form.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    const isMessage = event.target.name === "prompt" && form.elements.mode?.value === "chat";
+    if (event.key !== "Enter" || event.isComposing) return;
+    if (!(event.ctrlKey || event.metaKey || (isMessage && !event.shiftKey))) return;
     event.preventDefault();
     form.requestSubmit();
   });
@@ -499,15 +513,23 @@ function prepare(form) {
     const start = performance.now();
     const milliseconds = () => Math.round(performance.now() - start);
     const elapsed = () => `${milliseconds()} ms`;
+    // A text and a chat stay; the error of another request takes the place of its answer.
+    const show = (node) => {
+      if (form.dataset.box !== "generation") answer.replaceChildren();
+      answer.append(node);
+      answer.scrollTop = answer.scrollHeight;
+    };
+    answer.querySelector(".error")?.remove();
     try {
       const fields = await readFields(form);
       const streams = "streams" in form.dataset;
       const request = requestOf(requests, form, fields);
       await boxes[form.dataset.box]({ request, fields, form, answer, signal: running.signal, elapsed, milliseconds, streams });
     } catch (error) {
-      if (error.name === "AbortError") answer.append(note("stopped", elapsed()));
-      else if (error instanceof Refused) answer.replaceChildren(element("p", "error", error.message));
-      else answer.replaceChildren(element("p", "error", `The gateway did not answer as expected: ${error.message}`));
+      if (error.name === "AbortError") show(note("stopped", elapsed()));
+      else if (error instanceof Refused) show(element("p", "error", error.message));
+      else if (error instanceof TypeError) show(element("p", "error", UNREACHABLE));
+      else show(element("p", "error", `The gateway did not answer as expected: ${error.message}`));
     } finally {
       running = null;
       submit.disabled = false;

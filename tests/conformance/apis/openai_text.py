@@ -332,7 +332,7 @@ WRONG = {
     ],
     "chat": [
         *WITHOUT_SAMPLER,
-        *wrong("model", {"model": "greedy"}),
+        Wrong({"model": "greedy"}, "messages", "no chat template"),
         *wrong("max_tokens", {"max_tokens": 0}),
         *wrong("prompt_logprobs", {"prompt_logprobs": 1}),
         *wrong("messages", {"messages": []}, {"messages": ABSENT}),

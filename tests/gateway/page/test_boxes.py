@@ -169,27 +169,39 @@ def test_page_lists_systems_with_state_purpose_and_route(gateway: RunningGateway
 
 
 @pytest.mark.parametrize(
-    ("parameters", "more_inputs", "skills", "first_mode"),
+    ("parameters", "more_inputs", "skills"),
     [
-        ({}, (), "if it has a chat template", "text"),
-        ({"tool_parser": "none"}, (), "if it has a chat template", "text"),
-        ({"tool_parser": "hermes", "reasoning": "think"}, (), "tools, reasoning", "chat"),
-        ({}, ("images",), "images", "chat"),
+        ({}, (), ""),
+        ({"tool_parser": "none"}, (), ""),
+        ({"tool_parser": "hermes", "reasoning": "think"}, (), " (tools, reasoning)"),
+        ({}, ("images",), " (images)"),
     ],
 )
-def test_page_shows_the_skills_of_a_chat_model(parameters, more_inputs, skills, first_mode) -> None:
+def test_page_shows_the_skills_of_a_chat_model(parameters, more_inputs, skills) -> None:
+    system = language_model(*GENERATION_INPUTS, *more_inputs, **parameters)
+    assert boxes.purpose(system) == f"continues a text, and answers in a chat{skills}"
+    box = boxes.box(system, streams=True)
+    assert box.options[0].choices[0] == ("chat", "Answer in a chat")
+    assert ("image" in [field.name for field in box.fields]) == bool(more_inputs)
+    assert ("tools" in [field.name for field in box.options]) == ("tools" in skills)
+
+
+def test_model_without_a_chat_template_continues_texts() -> None:
+    system = language_model(*(name for name in GENERATION_INPUTS if name != "messages"))
+    assert boxes.purpose(system) == "continues a text; no chats, because it has no chat template"
+    box = boxes.box(system, streams=True)
+    assert (box.chats, [field.name for field in box.fields]) == (False, ["prompt", "max_tokens", "temperature"])
+
+
+def language_model(*inputs: str, **parameters: str) -> System:
     config = ModelConfig(name="writer")
-    for name in (*GENERATION_INPUTS, *more_inputs):
+    for name in inputs:
         config.input.add(name=name, data_type="TYPE_STRING", dims=[-1])
     for name in GENERATION_OUTPUTS:
         config.output.add(name=name, data_type="TYPE_STRING", dims=[-1])
     for name, value in parameters.items():
         config.parameters[name].string_value = value
-    system = System("writer", {"writer": config})
-    assert boxes.purpose(system) == f"continues a text, and answers in a chat ({skills})"
-    fields = {field.name: field for field in boxes.box(system, streams=True).fields}
-    assert fields["mode"].choices[0][0] == first_mode
-    assert ("image" in fields) == bool(more_inputs)
+    return System("writer", {"writer": config})
 
 
 def test_page_shows_figures_engine_and_batching(gateway: RunningGateway) -> None:
