@@ -1,13 +1,16 @@
-"""Locks between commands, and files that are never half-written."""
+"""Locks between commands, what the holder of one does, and files that are never half-written."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from triton_transformers.cli import err
@@ -26,7 +29,7 @@ def exclusive(path: Path, holder: str, wait: bool = True) -> Iterator[None]:
 
     The kernel releases the lock with the process, so a killed command leaves no stale lock.
     """
-    lock = os.open(path, os.O_RDONLY if path.is_dir() else os.O_CREAT | os.O_RDWR, 0o600)
+    lock = os.open(path, os.O_RDONLY if path.is_dir() else os.O_CREAT | os.O_RDWR, 0o644)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,6 +42,57 @@ def exclusive(path: Path, holder: str, wait: bool = True) -> Iterator[None]:
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: gevent, which Locust loads, delays it
         os.close(lock)
+
+
+# What may hold the lock of comparisons -> the beginning of a sentence about it, and the end if it loads models.
+RELOADS = " It loads the models of {system} again and again, so {system} is not ready for seconds at a time."
+KINDS = {
+    "comparison": ("A comparison of", RELOADS),
+    "search": ("A search for the best configuration of", RELOADS),
+    "overload": ("A measurement of an overload of", ""),
+}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the holder of the lock of comparisons does. It writes that into the file, for the page and `make status`."""
+
+    kind: str  # one of KINDS
+    system: str
+    doing: str = ""
+    ends_at: float = 0.0  # 0: unknown
+
+    @property
+    def reloads(self) -> bool:
+        """Return whether it loads the system in one mode after another."""
+        return bool(KINDS[self.kind][1])
+
+    def write(self, lock: Path) -> None:
+        with lock.open("r+") as file:
+            file.write(json.dumps(asdict(self)) + "\n")
+            file.truncate()
+
+    @classmethod
+    def read(cls, lock: Path) -> Measurement | None:
+        """Return what the holder of the lock does; None if nobody holds it, or it wrote nothing."""
+        try:
+            with lock.open() as file:
+                if not (line := file.readline()):
+                    return None  # do not touch the lock, which another command may want now
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return cls(**json.loads(line))
+        except (OSError, ValueError):
+            pass
+        return None  # its holder was killed
+
+    def __str__(self) -> str:
+        begin, end = KINDS[self.kind]
+        doing = f" ({self.doing})" if self.doing else ""
+        minutes = max(1, math.ceil((self.ends_at - time.time()) / 60))
+        left = f", for about {minutes} more minute{'s' * (minutes > 1)}" if self.ends_at else ""
+        return f"{begin} {self.system} is running{doing}{left}.{end.format(system=self.system)}"
 
 
 def comparison_lock(settings: Settings) -> Path:

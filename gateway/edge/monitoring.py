@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import time
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from triton_transformers.files import Measurement, comparison_lock
 from triton_transformers.http import answers
 from triton_transformers.prometheus import API_ROUTES, Prometheus, PrometheusError
 from triton_transformers.settings import Settings
@@ -126,6 +128,12 @@ class Monitoring:
         """Return the file of the report, or None if there is none."""
         path = self._settings.reports / REPORTS[name][1] if self._settings else None
         return path if path and path.is_file() else None
+
+    def measurement(self) -> Measurement | None:
+        """Return the comparison, the search or the overload that runs against this server."""
+        with contextlib.suppress(OSError):  # there is no folder of reports
+            return Measurement.read(comparison_lock(self._settings)) if self._settings else None
+        return None
 
     def _figures(self) -> RecentFigures | None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from gateway.page import boxes
 from gateway.triton.context import Gateway, gateway_of
 from gateway.triton.inference import Inference
 from gateway.triton.served import System
+from triton_transformers.files import Measurement
 from triton_transformers.pages import page
 from triton_transformers.triton import batching, generates, is_front
 
@@ -59,6 +60,11 @@ class Loaded:
     system: System | None = None
     configs: dict[str, ModelConfig] = field(default_factory=dict)  # its own, and those of its steps and of `stream`
     stream: str = ""  # the loaded model that streams its responses
+    switches: bool = False  # a comparison is loading it in another mode
+
+    @property
+    def state(self) -> str:
+        return "switching" if self.switches else "not ready" if self.reason else "ready"
 
 
 class Figure(NamedTuple):
@@ -80,12 +86,16 @@ async def index(request: Request) -> Response:
     (figures, links), is_ready, systems = await asyncio.gather(
         gateway.monitoring.read(host), triton_is_ready(gateway.inference), read_all(gateway)
     )
+    measurement = gateway.monitoring.measurement()
     complaints = []
     if is_ready is None:
         complaints.append("Triton does not answer. `make status` shows its state, `make logs` why.")
         systems = [Loaded(name, "Triton does not answer.") for name in gateway.served.names()]
-    elif not is_ready:
-        complaints.append(readiness_complaint(systems))
+    else:
+        systems = [switching(system, measurement) for system in systems]
+        missing = [system for system in systems if system.reason and not system.switches]
+        if not is_ready and (missing or not measurement):
+            complaints.append(readiness_complaint(missing))
     if figures is None:
         complaints.append("Prometheus does not answer, so the figures of the last minute are missing.")
     needs_key = bool(gateway.config.keys)
@@ -98,6 +108,7 @@ async def index(request: Request) -> Response:
         summary=summary(systems),
         needs_key=needs_key,
         links=links,
+        measurement=measurement and str(measurement),
         complaints=complaints,
         totals=totals(figures) if figures else [],
         period=PERIOD,
@@ -175,6 +186,7 @@ def card(gateway: Gateway, loaded: Loaded, figures: RecentFigures | None, url: s
     fields: dict[str, Any] = {
         "name": loaded.name,
         "reason": loaded.reason,
+        "state": loaded.state,
         "purpose": "",
         "figures": [],
         "models": [],
@@ -198,9 +210,16 @@ def with_adapters(system: System) -> str:
     return f"; with adapters as {names}" if names else ""
 
 
+def switching(system: Loaded, measurement: Measurement | None) -> Loaded:
+    """Return the system, with another reason if it is not ready because a comparison loads it in another mode."""
+    if not (measurement and measurement.reloads and system.reason and system.name == measurement.system):
+        return system
+    return replace(system, reason=f"A {measurement.kind} is loading {system.name} in another mode.", switches=True)
+
+
 def readiness_complaint(systems: Sequence[Loaded]) -> str:
-    """Return why Triton answers that it is not ready, and what to do. It is not ready during a load, either."""
-    names = ", ".join(system.name for system in systems if system.reason)
+    """Return why Triton answers that it is not ready, and what to do: during a load, or without these systems."""
+    names = ", ".join(system.name for system in systems)
     model = f"a model of {names}" if names else "a model"
     return (
         f"Triton is not ready: {model} is loading, or failed to load. `make status` shows the state of each model, "
@@ -213,7 +232,7 @@ def summary(systems: Sequence[Loaded]) -> str:
     if not systems:
         return "No system is served"
     if len(systems) == 1:
-        return f"{systems[0].name} is {'ready' if ready else 'not ready'}"
+        return f"{systems[0].name} is {systems[0].state}"
     return (
         f"{len(systems)} systems, all ready"
         if ready == systems

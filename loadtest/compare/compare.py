@@ -34,7 +34,7 @@ from loadtest.server.machine import OtherPrograms, host, pin
 from loadtest.server.switching import Capacity, Switch, Switched, composing, plan, plan_formats, restore_after_kill
 from triton_transformers.answers import agreement
 from triton_transformers.cli import err, out
-from triton_transformers.files import ANOTHER_COMPARISON, comparison_lock, exclusive
+from triton_transformers.files import ANOTHER_COMPARISON, Measurement, comparison_lock, exclusive
 from triton_transformers.ports import check_free
 from triton_transformers.prometheus import Prometheus
 from triton_transformers.settings import Settings, UserError
@@ -45,6 +45,7 @@ from triton_transformers.triton import Config, Triton, TritonError, engines, gen
 INTERRUPTED = "interrupted"
 # The name of a run: when it began.
 RUN = "%Y%m%dT%H%M%SZ"
+Note = Callable[[str, float | None], None]
 
 
 @dataclass
@@ -126,12 +127,12 @@ class Comparison:
         folder = self.settings.reports
         # Check every setting before anything starts.
         _ = self.plan, self.workers, self.settings.min_ratio, self.job
-        with self.alone_on_the_server():
+        with self.alone_on_the_server("comparison") as note:
             models = self.switched_models()
             check_free(self.settings, ["LOADTEST_METRICS_PORT"])
             address, port = str(self.settings.bind_address), self.settings.loadtest_metrics_port
             with (
-                progress_bar(len(self.modes) * self.plan.rounds) as (show, log),
+                progress_bar(len(self.modes) * self.plan.rounds, note) as (show, log),
                 interruptible() as interrupt,
                 self.metrics.served(address, port),
             ):
@@ -149,16 +150,25 @@ class Comparison:
                 self.metrics.verdict(self.results()["verdict"] if self.complete_windows() else self.nothing())
 
     @contextlib.contextmanager
-    def alone_on_the_server(self) -> Iterator[None]:
-        """Hold the lock of comparisons and searches, and undo one that was killed."""
-        folder = self.settings.reports
+    def alone_on_the_server(self, kind: str) -> Iterator[Note]:
+        """Hold the lock of comparisons and searches, and undo one that was killed.
+
+        Yield a function that tells other commands what is being done, and for how many more seconds.
+        """
+        folder, lock = self.settings.reports, comparison_lock(self.settings)
         pin(self.settings.loadtest_cpus)
-        with exclusive(comparison_lock(self.settings), ANOTHER_COMPARISON, wait=False):
+
+        def note(doing: str, seconds: float | None) -> None:
+            Measurement(kind, self.settings.system, doing, time.time() + seconds if seconds else 0.0).write(lock)
+
+        with exclusive(lock, ANOTHER_COMPARISON, wait=False), contextlib.ExitStack() as stack:
+            note("", None)
+            stack.callback(lock.write_text, "")
             if restored := restore_after_kill(self.triton, folder):
                 err.print(f"[yellow]an earlier comparison or search was killed:[/] restored {', '.join(restored)}")
             report.remove_leftovers(folder)
             self.server_version = self.triton.metadata()["version"]
-            yield
+            yield note
 
     def users(self, progress: Callable[[str], None]) -> Users:
         if not self.workers:
@@ -357,14 +367,19 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int) -> Iterator[tuple[Callable[[str, float], None], Callable[[str], None]]]:
+def progress_bar(
+    total: int, note: Note = lambda doing, seconds: None
+) -> Iterator[tuple[Callable[[str, float], None], Callable[[str], None]]]:
     """Show a progress bar; yield a function that updates it and one that prints a line above it."""
+    began = time.monotonic()
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task("", total=total)
 
         def show(label: str, done: float) -> None:
             progress.update(task, description=label, completed=done)
+            known = done > total / 20  # earlier, an estimate says little
+            note(label, (time.monotonic() - began) * (total / done - 1) if known else None)
 
         yield show, lambda line: progress.console.print(line)
 

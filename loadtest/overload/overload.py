@@ -168,7 +168,7 @@ class Overload:
     def run(self) -> Results:
         """Measure, and return the content of results.json."""
         _ = self.closed.plan, self.closed.job, self.open.job, self.closed.workers  # an invalid setting fails first
-        with self.closed.alone_on_the_server(), progress_bar(3) as (show, _):
+        with self.closed.alone_on_the_server("overload"), progress_bar(3) as (show, _):
             self.closed.cores = Capacity.from_server(self.settings).cores
             show("one request at a time", 0)
             lone = [self.ask() for _ in range(LONE_REQUESTS)]

@@ -69,7 +69,7 @@ class Tuning:
         """Search, and restore the server's configuration whatever happens."""
         folder = self.settings.reports
         _ = self.goal  # an invalid setting fails before anything starts
-        with self.subject.alone_on_the_server():
+        with self.subject.alone_on_the_server("search") as note:
             # From here on `subject` may read the server's configurations, which it does once.
             self.engines = engines(self.settings.url("TRITON_METRICS_PORT"))
             self.subject.cores = Capacity.from_server(self.settings).cores
@@ -81,7 +81,7 @@ class Tuning:
             models = [Switched(name, config, {}, batches=True) for name, config in self.configs.items()]
             try:
                 with (
-                    progress_bar(1) as (show, log),
+                    progress_bar(1, lambda label, seconds: note("", seconds)) as (show, log),
                     interruptible() as interrupt,
                     self.subject.users(lambda label: show(label, 0)) as users,
                     Switch(self.subject.triton, models, folder, on_restore=interrupt.ignore) as switch,

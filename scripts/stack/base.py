@@ -30,7 +30,7 @@ from scripts.stack.neuron_cores import check_cores
 from scripts.stack.systems import ModelControl, ServedSystems
 from triton_transformers.certificate import expiry_warning
 from triton_transformers.cli import err, out, without_codes
-from triton_transformers.files import exclusive
+from triton_transformers.files import Measurement, exclusive
 from triton_transformers.http import answers
 from triton_transformers.model_config import check_edits, find_config, is_outdated, tuned_configs, with_steps
 from triton_transformers.prometheus import Prometheus, PrometheusError
@@ -142,6 +142,11 @@ class Stack(ABC):
     @abstractmethod
     def comparison_lock(self) -> Path:
         """Return the file whose lock a comparison against this stack holds."""
+
+    @property
+    def comparison_note(self) -> Path:
+        """Return the file in which a comparison writes what it does."""
+        return self.comparison_lock
 
     @abstractmethod
     def check_comparison(self) -> None:
@@ -428,7 +433,9 @@ class Stack(ABC):
                 out.print(f"[red]alert {name}:[/] {escape(summary)} (docs/monitoring.md#{name.lower()})")
 
     def print_models(self) -> bool:
-        """Print the state of every model. Return whether all are ready."""
+        """Print the state of every model, and what reloads them. Return whether all are ready."""
+        if measurement := Measurement.read(self.comparison_note):
+            out.print(f"[yellow]{escape(str(measurement))}[/]")
         try:
             index = self.triton.index()
         except TritonError as error:

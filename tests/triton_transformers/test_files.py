@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import re
 import resource
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from triton_transformers.files import complete_folder, exclusive, write_atomically, write_json
+from triton_transformers.files import Measurement, complete_folder, exclusive, write_atomically, write_json
 from triton_transformers.settings import UserError
 
 LIMIT = 1000
@@ -22,6 +24,38 @@ def full_disk() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("measurement", "sentence"),
+    [
+        (
+            Measurement("comparison", "spam", "round 1 of 6, dynamic", ends_at=1290.0),
+            "A comparison of spam is running (round 1 of 6, dynamic), for about 5 more minutes. It loads",
+        ),
+        (
+            Measurement("comparison", "spam", ends_at=1010.0),
+            "A comparison of spam is running, for about 1 more minute. ",
+        ),
+        (
+            Measurement("search", "spam"),
+            "A search for the best configuration of spam is running. It loads the models of",
+        ),
+        (Measurement("overload", "spam"), "A measurement of an overload of spam is running."),
+    ],
+)
+def test_holder_of_the_lock_says_what_it_does(tmp_path, monkeypatch, measurement, sentence):
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    lock = tmp_path / "lock"
+    assert Measurement.read(lock) is None
+    with exclusive(lock, "the test"):
+        assert Measurement.read(lock) is None
+        for longer in ("and more of it " * 9, ""):
+            replace(measurement, doing=longer).write(lock)
+        measurement.write(lock)
+        assert Measurement.read(lock) == measurement
+        assert str(measurement).startswith(sentence)
+    assert Measurement.read(lock) is None  # it was killed: it would have emptied the file
 
 
 def test_command_that_waits_for_another_prints_so_without_a_terminal(tmp_path, capsys, monkeypatch):

@@ -103,6 +103,10 @@ class DockerStack(Stack):
     def comparison_lock(self) -> Path:
         return self.state / LOADTEST_LOCK
 
+    @property
+    def comparison_note(self) -> Path:
+        return self.settings.reports / ".lock-triton-8000"  # of the container that measures
+
     def check(self, systems: list[str]) -> None:
         self.compose = self.compose_for(systems)  # what was assembled since the last check may need another image
         preflight.check_device(self.settings, preflight.check_build(self.settings, self.compose.nvidia_image))

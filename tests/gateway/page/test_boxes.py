@@ -32,6 +32,7 @@ from tests.support.gateway import Reply, RunningGateway, gateway_before, running
 from tests.support.page_systems import HOSTILE, NAMES, PrometheusStandIn, models
 from tests.support.stacks import reserve_ports
 from tests.support.triton_stand_in import GENERATION_INPUTS, GENERATION_OUTPUTS, Model, TritonStandIn, embedding
+from triton_transformers.files import Measurement, comparison_lock, exclusive
 from triton_transformers.ports import free_ports
 from triton_transformers.settings import ROOT, Settings
 from triton_transformers.tasks.command import first_command
@@ -285,6 +286,24 @@ def test_page_names_the_system_that_keeps_triton_from_being_ready() -> None:
             reader = read(running)
         assert "Triton is not ready: a model is loading" in reader.text
         assert "embedding is ready" in reader.text
+
+
+def test_page_shows_a_running_comparison(settings: Settings) -> None:
+    compared, other = embedding("compared"), embedding("other")
+    lock = comparison_lock(settings)
+    with TritonStandIn(compared, other) as stand_in:
+        config = Config(triton=stand_in.address, systems=("compared", "other"))
+        with running_gateway(config, settings) as running, exclusive(lock, "the test"):
+            Measurement("comparison", "compared", "round 1 of 6, dynamic").write(lock)
+            compared.ready = False
+            reader = read(running)
+            assert "A comparison of compared is running (round 1 of 6, dynamic)." in reader.text
+            assert reader.systems["compared"].startswith("compared switching")
+            assert "failed to load" not in reader.text
+            other.ready = False  # which no comparison explains
+            assert "a model of other is loading, or failed to load" in read(running).text
+            Measurement("overload", "compared").write(lock)  # loads nothing
+            assert "a model of compared, other is loading, or failed to load" in read(running).text
 
 
 def ensemble(name: str, step: str) -> Model:

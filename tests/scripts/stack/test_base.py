@@ -10,6 +10,7 @@ from rich.console import Console
 from scripts.stack import base
 from scripts.stack.local.stack import LocalStack
 from triton_transformers import triton
+from triton_transformers.files import Measurement, exclusive
 from triton_transformers.settings import Settings
 from triton_transformers.triton import batching, engines
 
@@ -51,7 +52,7 @@ class TritonStandIn:
 @pytest.fixture
 def stack(monkeypatch, tmp_path) -> LocalStack:
     monkeypatch.setattr(triton, "metrics_page", lambda url: PAGE)
-    stack = LocalStack(Settings.load().replace(LOCAL_STATE=str(tmp_path), RUNTIME="local"))
+    stack = LocalStack(Settings.load().replace(LOCAL_STATE=str(tmp_path), REPORTS=str(tmp_path), RUNTIME="local"))
     stack.__dict__["triton"] = TritonStandIn()
     return stack
 
@@ -65,6 +66,17 @@ def test_status_shows_engines_in_80_columns(stack, monkeypatch):
     assert lines["spam"][:4] == ["ready", "openvino", "bf16", "continuous,"]
     assert lines["sentiment_encoder"][:4] == ["ready", "onnxruntime", "int8", "dynamic,"]
     assert lines["gpt2"][:2] == ["unavailable", "Internal:"]
+
+
+def test_status_names_a_running_comparison(stack, capsys):
+    lock = stack.comparison_lock
+    with exclusive(lock, "the test"):
+        Measurement("comparison", "spam", "round 1 of 6, dynamic").write(lock)
+        stack.print_models()
+    running = "A comparison of spam is running (round 1 of 6, dynamic)."
+    assert running in " ".join(capsys.readouterr().out.split())
+    stack.print_models()
+    assert "A comparison" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
