@@ -533,6 +533,10 @@ def test_figures_stay_fresh_and_keep_typed_text(page: Page, monkeypatch: pytest.
     assert "500 ms" in page.browser.find_element(By.CSS_SELECTOR, "[data-live=embedding-figures]").text
     assert page.form("names").find_element(By.NAME, "input_text").get_attribute("value") == "typed"
     assert not page.browser.find_element(By.ID, "changed").is_displayed()
+    # A system that was not ready when the page was opened.
+    page.run("document.querySelector('[data-system=pets] form').remove()")
+    page.browser.execute_async_script("refresh().then(arguments[0])")
+    assert page.browser.find_element(By.ID, "changed").is_displayed()
 
 
 @pytest.mark.slow

@@ -263,7 +263,6 @@ const boxes = {
 // Why a text ended.
 const ENDS = {
   length: "stopped at the maximum number of tokens",
-  stop: "the model ended the text",
   tool_calls: "the next message is the result of the call; of several, one in each line",
 };
 
@@ -592,14 +591,17 @@ function prepareIndex(filter) {
 
 // --- fresh figures --------------------------------------------------------------------------------------------------------
 
+// The systems, and those with a box: one that was not ready when the page was opened has none yet.
 const systems = (page) => Array.from(page.querySelectorAll("[data-system]"), (node) => node.dataset.system).join(" ");
+const boxed = (page) => Array.from(page.querySelectorAll("form[data-box]"), systemOf);
 
 async function refresh() {
   if (document.hidden) return;
   const response = await fetch(address("/"), { headers: { Accept: "text/html" } });
   if (!response.ok) return;
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
-  document.getElementById("changed").hidden = systems(page) === systems(document);
+  const known = boxed(document);
+  document.getElementById("changed").hidden = systems(page) === systems(document) && boxed(page).every((name) => known.includes(name));
   for (const node of document.querySelectorAll("[data-live]")) {
     const fresh = page.querySelector(`[data-live="${CSS.escape(node.dataset.live)}"]`);
     if (fresh && fresh.innerHTML !== node.innerHTML) node.replaceChildren(...fresh.childNodes);
