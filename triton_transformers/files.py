@@ -29,6 +29,7 @@ def exclusive(path: Path, holder: str, wait: bool = True) -> Iterator[None]:
 
     The kernel releases the lock with the process, so a killed command leaves no stale lock.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path, os.O_RDONLY if path.is_dir() else os.O_CREAT | os.O_RDWR, 0o644)
     try:
         try:
@@ -97,9 +98,7 @@ class Measurement:
 
 def comparison_lock(settings: Settings) -> Path:
     """Return the file whose lock a comparison against this server holds."""
-    folder = settings.reports
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f".lock-{Triton(settings.url('TRITON_HTTP_PORT')).name}"
+    return settings.reports / f".lock-{Triton(settings.url('TRITON_HTTP_PORT')).name}"
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import os
 import time
@@ -131,9 +130,7 @@ class Monitoring:
 
     def measurement(self) -> Measurement | None:
         """Return the comparison, the search or the overload that runs against this server."""
-        with contextlib.suppress(OSError):  # there is no folder of reports
-            return Measurement.read(comparison_lock(self._settings)) if self._settings else None
-        return None
+        return Measurement.read(comparison_lock(self._settings)) if self._settings else None
 
     def _figures(self) -> RecentFigures | None:
         try:

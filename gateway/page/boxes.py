@@ -42,7 +42,7 @@ def purpose(system: System) -> str:
     if takes_both(system):
         return "turns texts and images into vectors of one space"
     if task := row_of(system):
-        return task.purpose + chats(system)
+        return task.purpose + chatting(system)
     inputs, outputs = (
         ", ".join(tensor.name for tensor in side) for side in (system.config.input, system.config.output)
     )
@@ -57,7 +57,7 @@ def row_of(system: System) -> Task | None:
     return next(of_kind, system.task)
 
 
-def chats(system: System) -> str:
+def chatting(system: System) -> str:
     """Return how the system chats, as the end of a sentence; nothing if it is no language model."""
     if system.kind != "generation":
         return ""

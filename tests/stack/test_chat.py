@@ -48,6 +48,11 @@ def ask(served: TestStack, content: str, **options: Any) -> dict[str, Any]:
     return answer["choices"][0]["message"]
 
 
+@pytest.mark.parametrize("model", ["chat", "chat_stream"])
+def test_configuration_has_the_input_for_chats(served, model):
+    assert "messages" in [tensor["name"] for tensor in served.triton.config(model)["input"]]
+
+
 def test_add_ends_with_a_chat_that_can_be_pasted(served, added, tmp_path):
     *_, about, command = added.strip().split("\n\n")
     engine, key, place = about.splitlines()

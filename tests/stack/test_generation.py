@@ -176,6 +176,10 @@ def test_client_of_vllm_is_answered(served, sources, plain, model, stream):
     assert received == (expected.removeprefix("I am going") if stream else expected)
 
 
+def test_model_without_a_chat_template_has_no_input_for_chats(served):
+    assert "messages" not in [tensor["name"] for tensor in served.triton.config("falcon7b_stream")["input"]]
+
+
 def test_batch_dimension_of_the_config_is_served(served, plain):
     """Triton fixes how many dimensions an input has; a config can add one, as NVIDIA's tutorial does for batches."""
     config = served.triton.config("falcon7b")

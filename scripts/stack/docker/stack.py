@@ -124,7 +124,6 @@ class DockerStack(Stack):
             self.check_no_comparison(WOULD_RESTART)
 
     def check_comparison(self) -> None:
-        self.state.mkdir(parents=True, exist_ok=True)
         self.check_no_comparison(ANOTHER_COMPARISON)
 
     def start(self, systems: list[str]) -> None:
@@ -245,7 +244,6 @@ class DockerStack(Stack):
     # --- one-shot services ------------------------------------------------------------------------------------------
 
     def models_lock(self) -> AbstractContextManager[None]:
-        self.state.mkdir(parents=True, exist_ok=True)
         return exclusive(self.state / MODELS_LOCK, "another `make models` is at work here")
 
     def models(self, systems: list[str]) -> None:
