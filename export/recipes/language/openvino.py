@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,12 +225,25 @@ def torch_perplexity(model: PreTrainedModel, texts: list[list[int]]) -> float:
     import torch
 
     losses = []
-    with torch.no_grad():
+    with torch.no_grad(), in_32_bits(model):
         for text in texts:
             tokens = torch.tensor([text])
             logits = model(tokens).logits[0, :-1].double()
             losses.append(torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none"))
     return math.exp(torch.cat(losses).mean())
+
+
+@contextlib.contextmanager
+def in_32_bits(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model with weights in 16 bits compute in 32, the same numbers: most CPUs take five times as long in 16."""
+    stored = {weight: weight.data.dtype for weight in model.parameters() if weight.data.itemsize == 2}
+    for weight in stored:
+        weight.data = weight.data.float()
+    try:
+        yield
+    finally:
+        for weight, dtype in stored.items():
+            weight.data = weight.data.to(dtype)
 
 
 def served_perplexity(folder: Path, texts: list[list[int]], kind: str = "model", dtype: str = "float32") -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from export.catalogue import Job, Outcome
 from export.checkpoint.checkpoint import INDEX
@@ -121,13 +122,14 @@ def convert(file: Path, folder: Path) -> list[str]:
 
     err.step(f"reading {file.name}")
     try:
-        reader = gguf.GGUFReader(file)
+        reader = gguf.GGUFReader(str(file))
         keys = {name: field.contents() for name, field in reader.fields.items() if len(field.data) < VOCABULARY}
         architecture = keys["general.architecture"]
     except Exception as error:  # the package raises anything at a file that is cut
         raise UserError(f"{file} is damaged, or no GGUF: download it again") from error
     try:
-        with silent():  # transformers draws a bar
+        # transformers draws a bar. It would read the file once more for each of the three, 6 s of CPU time each.
+        with silent(), patch("gguf.GGUFReader", lambda _: reader):
             config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             if keys.get("tokenizer.ggml.pre") in DIGITS_APART:

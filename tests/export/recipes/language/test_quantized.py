@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -191,6 +192,20 @@ def test_system_of_a_gguf_file_is_assembled_and_prints_that(tmp_path, capsys):
     assert generated(repository / "mine/1", repository / "mine/1") == expected
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert not list(repository.glob(".assembling-*"))
+
+
+def test_file_is_parsed_once(tmp_path, monkeypatch):
+    file = written(tmp_path)
+    parsed = []
+
+    class Counting(gguf.GGUFReader):
+        def __init__(self, path: str) -> None:
+            parsed.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counting)
+    convert(file, tmp_path / "converted")
+    assert parsed == [str(file)]
 
 
 def test_rope_of_llama_3_is_recognized_by_its_factors(tmp_path):
