@@ -30,7 +30,7 @@ trap 'echo "interrupted: run the same command again to continue" >&2; exit 130' 
 
 size=
 if [[ $group == stack || $group == all ]]; then
-  size="2 GB, or 5 with PyTorch's CUDA build; "
+  size=": 2 GB, or 5 with PyTorch's CUDA build"
   old_enough='import sys; sys.exit(sys.version_info >= (3, 13))'
   "$python" -c "$old_enough" ||
     fail "$("$python" --version) is too new: Triton's wheel and numpy < 2 need Python 3.11 or 3.12. Set PYTHON=python3.11"
@@ -41,6 +41,8 @@ if [[ $group == stack || $group == all ]]; then
 fi
 groups=("--group=$group")
 [[ $group != all ]] || groups=(--group=install --group=stack --group=dev)
-echo "installing ${group/#all/all groups} of pyproject.toml into $venv (${size}once)"
+echo "installing the packages of ${group/#all/all groups} (pyproject.toml) into $venv, once$size"
+echo "from ${TORCH_INDEX:+$TORCH_INDEX (PyTorch) and }the index of pip, which is PyPI unless it is configured"
 "$make/locked.sh" "$venv" "${groups[@]}" ||
   fail "uv could not install the packages: see its message above. Run the same command again to continue"
+echo "installed in $SECONDS s"

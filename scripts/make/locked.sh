@@ -10,7 +10,8 @@ set -euo pipefail
 venv=$1
 shift
 
-uv() { "$(dirname "$0")/uv.sh" "$venv" "$@"; }
+# Leaves out uv's list of packages, which has a line for each. Downloads, steps and errors stay.
+uv() { { "$(dirname "$0")/uv.sh" "$venv" "$@" 2>&1 >&3 | sed -u '/^ [-+~] /d' >&2; } 3>&1; }
 
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT

@@ -123,6 +123,9 @@ def test_packages_come_at_locked_versions_from_pips_index(checkout):
     code, printed = checkout.install("tools")
     assert code == 0, printed
     assert "six-1.0" in checkout.installed()
+    assert "Installed 1 package in" in printed
+    assert " + six" not in printed  # the list has 125 lines
+    assert re.search(r"^installed in \d+ s$", printed, re.MULTILINE)
     code, printed = checkout.install("tools")  # again
     assert code == 0, printed
 
