@@ -96,6 +96,13 @@ class Code(Enum):
         "{more}",
     )
 
+    # of a search that ended too early
+    TIME_OVER = (
+        NOT_PROVEN,
+        "the time was over before another configuration was measured twice",
+        "Set RESUME=1 MINUTES={minutes}, which goes on from these measurements.",
+    )
+
     # what makes a measurement doubtful
     OTHER_PROGRAMS = (
         DOUBTFUL,
@@ -131,6 +138,11 @@ class Code(Enum):
         "{requests} requests were not sent, because all users of the load generator were waiting",
         "Set a lower OVERLOAD.",
     )
+    REPEATS_DISAGREE = (
+        DOUBTFUL,
+        "measurements of one configuration disagree",
+        "Keep what you have, end other programs, and tune again.",
+    )
     ROUNDS_DISAGREE = (DOUBTFUL, "the rounds disagree: their ratios are {low:.2f} to {high:.2f}", "{more}")
 
     # what the interval of a quiet measurement does not prove
@@ -140,6 +152,12 @@ class Code(Enum):
         "`make tune` looks for a faster configuration.",
     )
     INTERVAL_TOO_LOW = (NOT_PROVEN, "the 95 % interval begins below MIN_RATIO={minimum:g}", "{more}")
+    NOT_CONFIRMED = (
+        NOT_PROVEN,
+        "the best in the search did not win when it was measured again",
+        "Keep what you have.",
+    )
+    NOTHING_BETTER = (NOT_PROVEN, "no other configuration won", "Keep what you have.")
     CONTAINS_ONE = (NOT_PROVEN, "the 95 % interval contains 1", "{more}")
 
 

@@ -30,13 +30,14 @@ from loadtest.load.examples import ROUTES, gateway_request
 from loadtest.load.locust_users import TLS
 from loadtest.load.users import Users
 from loadtest.load.workload import POOL_SPAWN_RATE
+from loadtest.measure import verdicts
 from loadtest.measure.statistics import CLIENT_LIMIT, Results
-from loadtest.measure.verdicts import Cause, Code, busy_machine
+from loadtest.measure.verdicts import EXIT_CODES, PROVEN, Cause, Code, busy_machine, judge
 from loadtest.reports import report
 from loadtest.server.machine import OtherPrograms
 from loadtest.server.switching import Capacity
 from monitoring.drawing.charts import PALETTES, Chart, Palette, images, write_charts
-from triton_transformers.cli import err, out
+from triton_transformers.cli import out
 from triton_transformers.files import complete_folder, write_atomically, write_json
 from triton_transformers.pages import page
 from triton_transformers.settings import Settings, UserError
@@ -58,8 +59,8 @@ LATE_MS = 20.0
 ARRIVED_FROM = 0.9
 # A load generator that used fewer cores does not need one of its own.
 OWN_CPU_FROM = 0.5
-# The 95th percentile of admitted requests, as a multiple of requests in flight / answers per second: measured 1.23.
-QUEUE_TO_P95 = 1.25
+# The share of the 95th percentile from which on the gateway's queue explains it.
+QUEUE_FROM = 0.5
 # The opener of triton_transformers.http has a context from before gevent replaced `ssl`: over TLS, one request through
 # it would hold up all users.
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=TLS))
@@ -203,7 +204,8 @@ class Overload:
             "client_cores": max(cores, capacity_cores),
             "other_cores": max((known for known in (others, capacity_others) if known is not None), default=None),
         }
-        return results | {"advice": advice(results), "complaints": [*map(str, complaints(results))]}
+        results["verdict"] = judge(causes(results), results["goodput_ratio"])
+        return results | {"advice": advice(results)}
 
     def capacity(self, users: Users) -> tuple[float, float, float | None]:
         """Return the answers per second to the users of a closed loop, and the cores that were used meanwhile.
@@ -264,10 +266,13 @@ class Overload:
 
 
 def advice(results: Results) -> str:
-    """Return why answers come after the target, and the setting that mends it; nothing if 95 % of them come in time."""
+    """Return why answers come after the target, and the setting that mends it; nothing if 95 % of them come in time.
+
+    If the numbers are doubtful, they prove no cause, and the remedy of the verdict comes first.
+    """
     target_ms, in_flight = results["settings"]["target_ms"], results["settings"]["in_flight"]
     answered, p95 = results["answered_rps"], results["accepted_p95_ms"]
-    if p95 is None or p95 <= target_ms:
+    if results["verdict"]["word"] != PROVEN or p95 is None or p95 <= target_ms:
         return ""
     if results["lone_p50_ms"] > target_ms:
         return (
@@ -280,40 +285,36 @@ def advice(results: Results) -> str:
             "that slow, set a longer WINDOW."
         )
     queue_s = in_flight / answered
-    if not results["refused"] or queue_s * 1000 <= target_ms / QUEUE_TO_P95:
+    if not results["refused"] or 1000 * queue_s < QUEUE_FROM * p95:
         return (
             f"The gateway's queue does not explain that: {in_flight} requests in flight at {answered:.0f} answers per "
             f"second take {queue_s:.1f} s. `make loadtest TRACE=1` shows where the slowest requests spend their time."
         )
-    fitting = max(1, math.floor(answered * target_ms / 1000 / QUEUE_TO_P95))
     return (
-        f"The gateway admits {in_flight} requests at once, and at {answered:.0f} answers per second that is a queue of "
-        f"{queue_s:.1f} s. Set GATEWAY_IN_FLIGHT={fitting}, so that an admitted request waits no longer than "
-        f"{target_ms:g} ms and the others are refused at once."
+        f"The gateway admits {in_flight} requests at once, which at {answered:.0f} answers per second are a queue of "
+        f"{queue_s:.1f} s, so that 95 % of the answers come within {p95:.0f} ms. The time shrinks with the queue: set "
+        f"GATEWAY_IN_FLIGHT={max(1, math.floor(in_flight * target_ms / p95))} for {target_ms:g} ms."
     )
 
 
-def complaints(results: Results) -> list[Cause]:
-    """Return what makes the numbers doubtful."""
+def causes(results: Results) -> list[Cause]:
+    """Return what speaks against the numbers."""
     cores, busy = results["client_cores"], busy_machine(results["other_cores"], results["host"]["cores"])
-    doubts = [busy] if busy else []
+    found = [busy] if busy else []
     if cores >= CLIENT_LIMIT:
-        doubts.append(Cause(Code.GENERATOR_BOUND, cores=cores))
+        found.append(Cause(Code.GENERATOR_BOUND, cores=cores))
     if (late := results["late_p95_ms"]) is not None and late > LATE_MS:
-        if busy:
-            remedy = "other programs used the CPU that it waited for"
-        elif cores >= OWN_CPU_FROM:
-            remedy = "give it a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)"
+        if cores >= OWN_CPU_FROM:
+            remedy = "Give it a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)."
         else:
-            remedy = f"it used only {cores:.2f} cores, and waited for those that the server used: keep one free of "
-            remedy += "Triton (TRITON_CPUS), or set a lower OVERLOAD"
-        doubts.append(Cause(Code.SENT_LATE, late=late, remedy=remedy))
+            remedy = "Keep a CPU free of Triton (TRITON_CPUS): it waited for those that the server used."
+        found.append(Cause(Code.SENT_LATE, late=late, remedy=remedy))
     arrived, scheduled = results["arrived_rps"], results["scheduled_rps"]
     if arrived < ARRIVED_FROM * scheduled:
-        doubts.append(Cause(Code.FEW_ARRIVALS, arrived=arrived, scheduled=scheduled))
+        found.append(Cause(Code.FEW_ARRIVALS, arrived=arrived, scheduled=scheduled))
     if results["given_up"]:
-        doubts.append(Cause(Code.NOT_SENT, requests=results["given_up"]))
-    return doubts
+        found.append(Cause(Code.NOT_SENT, requests=results["given_up"]))
+    return found
 
 
 def rows(results: Results) -> list[tuple[str, str]]:
@@ -347,11 +348,16 @@ def rows(results: Results) -> list[tuple[str, str]]:
 
 
 def sentence(results: Results) -> str:
-    """Return the headline: first how many requests were answered within the target."""
+    """Return the headline: the verdict and its cause, what was measured, and what to do if that is not proven."""
+    return verdicts.sentence(results["verdict"], measured(results))
+
+
+def measured(results: Results) -> str:
+    """Return first how many requests were answered within the target, as a sentence with a small letter."""
     in_time, late = results["goodput_rps"], results["answered_rps"] - results["goodput_rps"]
     shown = f"{in_time:.0f}" if in_time >= 0.5 or not in_time else f"{in_time:.1f}"
     return (
-        f"{shown if in_time else 'None'} of the {results['arrived_rps']:.0f} requests of {results['system']} that "
+        f"{shown if in_time else 'none'} of the {results['arrived_rps']:.0f} requests of {results['system']} that "
         f"arrive per second, {results['settings']['factor']:g} times the capacity, "
         f"{'is' if shown == '1' or not in_time else 'are'} answered within {results['settings']['target_ms']:g} ms: a "
         f"goodput of {results['goodput_ratio']:.2f} times the capacity. {late:.0f} per second are answered later, and "
@@ -372,6 +378,7 @@ def write(results: Results, reports: Path) -> Path:
             results=results,
             rows=rows(results),
             sentence=sentence(results),
+            also=verdicts.also(results["verdict"]),
             palettes=PALETTES,
             images=images(charts),
         )
@@ -385,19 +392,17 @@ def print_result(results: Results, console: Console) -> None:
         table.add_row(label, value)
     console.print(table)
     console.print(f"\n[bold]{escape(sentence(results))}[/]")
-    if results["advice"]:
-        console.print(escape(results["advice"]))
+    for line in [*verdicts.also(results["verdict"]), *filter(None, [results["advice"]])]:
+        console.print(escape(line))
 
 
 def main() -> int:
     settings = Settings.load()
     results = Overload(settings).run()
     print_result(results, out)  # before the report, which a full disk prevents
-    for complaint in results["complaints"]:
-        err.print(f"[yellow]doubtful:[/] {escape(complaint)}")
     folder = os.path.relpath(write(results, settings.reports))
     out.print(f"\nreport  {folder}/report.html  (numbers: {folder}/results.json)")
-    return 0
+    return EXIT_CODES[results["verdict"]["word"]]
 
 
 # --- the figure: latency, refusals and recovery over time -------------------------------------------------------------

@@ -20,6 +20,8 @@ MINIMUM_PAIRS, MAXIMUM_PAIRS = 4, 8
 MINIMUM_MEASUREMENTS = FIRST_MEASUREMENTS + 2 * 2 + 2 * MINIMUM_PAIRS
 # Seconds for the report, besides the load that restores the configuration.
 REPORT_S = 15.0
+# Seconds before each try that are not measured.
+WARM_UP_S = 0.5
 # The link in REPORTS to the newest result.
 LATEST = "latest-tune"
 # The folder of a result with the winner's files, as they belong into the model repository.
@@ -46,18 +48,21 @@ class Goal:
                 f"`make tune` lets requests arrive at a rate, whatever users do; clear {' and '.join(pace)}"
             )
         goal, minutes = cls(p95, rate), settings.minutes
-        if minutes < (smallest := goal.shortest_minutes):
+        if minutes < (smallest := goal.minutes(math.inf)):
             raise UserError(
                 f"MINUTES={minutes:g}: even on a fast machine this search takes {smallest} minutes, because every "
                 f"number in its verdict is measured at least twice: set MINUTES={smallest} or more"
             )
         return goal
 
-    @property
-    def shortest_minutes(self) -> int:
-        """Return the smallest MINUTES that may suffice for a verdict on a fast machine."""
-        measurement_s = try_s(self.rate) if self.rate else MINIMUM_TRIES * MINIMUM_TRY_S
-        return math.ceil((MINIMUM_MEASUREMENTS * measurement_s + REPORT_S) / 60)
+    def minutes(self, rate: float, load_s: float = 0.0) -> int:
+        """Return the smallest MINUTES for a verdict about a server that answers `rate` requests per second.
+
+        `load_s` is how long it takes to load a configuration, which about every second measurement needs.
+        """
+        tries = 1 if self.rate else MINIMUM_TRIES
+        measurement_s = tries * (WARM_UP_S + try_s(self.rate or rate)) + load_s / 2
+        return math.ceil((MINIMUM_MEASUREMENTS * measurement_s + load_s + REPORT_S) / 60)
 
     @property
     def larger_is_better(self) -> bool:

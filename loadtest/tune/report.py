@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from loadtest.measure.statistics import Results, half_width
+from loadtest.measure.verdicts import PROVEN, also
 from loadtest.tune import table
 from loadtest.tune.goal import LATEST, WINNER
 from loadtest.tune.table import AS_CONFIGURED, LIKELY, Arm, cut, number, winner_name
@@ -21,7 +22,7 @@ from triton_transformers.files import complete_folder, write_atomically, write_j
 from triton_transformers.pages import page
 
 Point = tuple[float, float]
-Values = list[float | None]
+Values = list[float]
 
 # Candidates below this ratio would squeeze all others together: they are an arrow at the edge, with the number.
 LOWEST_RATIO = 0.6
@@ -38,7 +39,7 @@ def write(result: Results, reports: Path) -> Path:
     target = reports / f"{result['run']}-{result['system']}-tune"
     with complete_folder(target, LATEST) as work:
         write_json(result, work / "tune.json")
-        if result["outcome"] == "better":
+        if result["verdict"]["word"] == PROVEN:
             for name, text in result["files"].items():
                 (file := work / WINNER / name).parent.mkdir(parents=True)
                 write_atomically(file, text)
@@ -54,6 +55,7 @@ def html(result: Results, charts: dict[str, Chart]) -> str:
         "tune/tune.html.j2",
         results=result,
         sentence=table.sentence(result),
+        also=also(result["verdict"]),
         columns=table.columns(result),
         rows=table.rows(result),
         confirmation=len(table.confirmation_rows(result)),
@@ -137,13 +139,12 @@ def draw_latencies(results: Results, figure: Figure, palette: Palette) -> None:
         )  # fmt: skip
     axes.set_yscale("log")
     shown = [original, *arms, *(arm for _, arm, _ in highlighted(results, palette))]
-    measured = [value for arm in shown for value in arm["values"] if value] or [1.0, 1000.0]
+    measured = [value for arm in shown for value in arm["values"]] or [1.0, 1000.0]
     axes.set_ylim(min(measured) * 0.85, max(measured) * 1.25)
     plain_ticks(axes)
     axes.set_xlabel("candidate, in the order tried (0: as configured)")
     axes.set_ylabel(f"p95 at {results['goal']['rate']:g} requests/s, milliseconds")
-    overloaded = any(None in arm["values"] for arm in shown)
-    add_legend(figure, configuration_handles(results, palette, overloaded))
+    add_legend(figure, configuration_handles(results, palette))
 
 
 def draw_ratios(results: Results, figure: Figure, palette: Palette) -> None:
@@ -156,7 +157,7 @@ def draw_ratios(results: Results, figure: Figure, palette: Palette) -> None:
     again = results["confirmation"]
     if again:
         place = len(rows) + 0.6
-        colour = colours["better" if results["outcome"] == "better" else "not proven"]
+        colour = colours["better" if results["verdict"]["word"] == PROVEN else "not proven"]
         rows.append((place, f"{winner_name(results)}, measured again", again, colour))
         axes.axhline(place - 0.8, color=palette.ink, linewidth=0.7)
     axes.axvline(1, color=palette.ink, linewidth=0.9)
@@ -211,7 +212,7 @@ def outcome_colours(palette: Palette) -> dict[str, str]:
     }
 
 
-def configuration_handles(results: Results, palette: Palette, overloaded: bool) -> list[Line2D]:
+def configuration_handles(results: Results, palette: Palette, overloaded: bool = False) -> list[Line2D]:
     """Return the legend's entries for the original, the winner, all others, and tries that overloaded the server."""
     handles = [dot(colour, label) for label, _, colour in highlighted(results, palette)]
     if results["arms"]:
@@ -258,7 +259,7 @@ def pareto_front(points: list[Point]) -> list[Point]:
 
 def draw_interval(axes: Axes, values: Values, at: float, colour: str, vertical: bool = False) -> None:
     """Draw the mean of a configuration's rounds with its 95 % interval, if there are at least two."""
-    logs = [math.log(value) for value in values if value]
+    logs = [math.log(value) for value in values]
     if len(logs) < 2:
         return
     middle, half = sum(logs) / len(logs), half_width(logs)
@@ -272,12 +273,9 @@ def draw_interval(axes: Axes, values: Values, at: float, colour: str, vertical: 
 
 
 def draw_rounds(axes: Axes, place: float, values: Values, colour: str, alpha: float = 0.8) -> None:
-    """Draw a configuration's p95 in each round; a triangle at the top if the server was overloaded."""
-    measured = [value for value in values if value]
+    """Draw a configuration's p95 in each round."""
     style: dict[str, Any] = {"color": colour, "alpha": alpha, "markersize": 5, "markeredgewidth": 0}
-    axes.plot([place] * len(measured), measured, "o", **style)
-    if len(measured) < len(values):
-        axes.plot(place, 0.98, "^", transform=axes.get_xaxis_transform(), **style)
+    axes.plot([place] * len(values), values, "o", **style)
 
 
 def ratio_limits(arms: list[Arm]) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from loadtest.measure.statistics import CLIENT_LIMIT
 from loadtest.measure.windows import Counters
 from loadtest.server.machine import OtherPrograms
 from loadtest.server.switching import HEADROOM, RESTART_S, Capacity, LoadRefused, Switch
-from loadtest.tune.goal import MAXIMUM_TRY_S, MINIMUM_TRY_S, Goal, try_s
+from loadtest.tune.goal import MAXIMUM_TRY_S, MINIMUM_TRY_S, WARM_UP_S, Goal, try_s
 from loadtest.tune.knobs import Candidate, Knob
 from loadtest.tune.search import Budget, CandidateFailed, Measured
 from triton_transformers.answers import LIMITS, difference, smallest_cosine
@@ -29,8 +29,8 @@ from triton_transformers.triton import Config, Triton, TritonError
 
 # How long the best rate is held at the end.
 LONG_TRY_S = 10.0
-# Seconds before each try that are not measured; longer after a load, because a new process is slow at first.
-WARM_UP_S, FIRST_WARM_UP_S = 0.5, 1.5
+# Seconds before the first try after a load that are not measured: a new process is slow at first.
+FIRST_WARM_UP_S = 1.5
 # Below this share of the expected rate, a candidate has lost: do not look for its exact rate.
 WORTH_KNOWING = 0.65
 # The rate of the very first requests. The search for the highest rate begins where their latency suggests.
@@ -264,23 +264,34 @@ REQUESTS = 12
 
 @dataclass
 class Answers:
-    """The answers of the original configuration, which is loaded when this is created."""
+    """The answers of the original configuration, which is loaded when this is created, and how long each takes.
+
+    Those of a model that generates are timed alone: it may sample its texts.
+    """
 
     url: str
     model: str
     requests: list[list[Tensor]]
+    generates: bool = False
     expected: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = math.inf  # of the fastest
 
     def __post_init__(self) -> None:
-        step = max(1, len(self.requests) // REQUESTS)
-        self.requests = self.requests[::step][:REQUESTS]
+        requests = 2 if self.generates else REQUESTS
+        step = max(1, len(self.requests) // requests)
+        self.requests = self.requests[::step][:requests]
         try:
-            self.expected = [self.ask(request) for request in self.requests]
+            for request in self.requests:
+                began = time.perf_counter()
+                self.expected.append(self.ask(request))
+                self.seconds = min(self.seconds, time.perf_counter() - began)
         except (OSError, ValueError) as error:
             raise UserError(f"'{self.model}' refuses an example request: {error}. See `make logs`") from None
 
     def difference(self) -> str:
         """Return how the answers now differ from those of the original configuration, or nothing."""
+        if self.generates:
+            return ""
         for request, expected in zip(self.requests, self.expected, strict=True):
             try:
                 actual = self.ask(request)

@@ -8,7 +8,8 @@ every second round runs in reverse order, so that a steady drift of the machine 
 soon as its interval excludes a win. The winner of all races was chosen because it looked best, partly by chance. So it
 is measured again, against the user's own configuration, and only these measurements count.
 
-If repeated measurements of one configuration disagree, the machine was too busy to tell which one is better.
+If repeated measurements of one configuration disagree, the machine was too busy to tell which one is better. If the
+time does not suffice, there is no verdict, and the next search can go on from the same measurements (Log).
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ TOO_BUSY, NOT_COMPARED = "too busy", "not compared"
 MAXIMUM_FIRST = 6
 # The standard deviation of logarithms from which on repeated measurements disagree: two differ by a factor of 1.4.
 DISAGREE_FROM = 0.25
-# The first measurement takes longer than later ones, which know the rate to expect: they take about this share.
-LATER_SHARE = 0.4
 RACE_ROUNDS = 3
 # From this share of the 95 % interval's half width on, a candidate that is better on average wins its race. The
 # measurements of the winner at the end catch those that won by chance.
@@ -53,15 +52,6 @@ class CandidateFailed(Exception):
 
 class BudgetSpent(Exception):
     """Raised instead of a measurement for which no time is left."""
-
-
-class BudgetTooSmall(Exception):
-    """Raised if the time does not suffice for a verdict: how long one measurement takes, and what would suffice."""
-
-    def __init__(self, measurement_s: float, needed_s: float) -> None:
-        super().__init__()
-        self.measurement_s = measurement_s
-        self.needed_s = needed_s
 
 
 class Measured(NamedTuple):
@@ -142,20 +132,14 @@ class Budget:
 
     @property
     def mean(self) -> float:
-        """Return the mean time of a measurement; the first one counts for less, because it takes longer."""
-        later = self.spent[1:] or [LATER_SHARE * seconds for seconds in self.spent]
+        """Return the mean time of a measurement; the first one takes longer, because it knows no rate to expect."""
+        later = self.spent[1:] or self.spent
         return sum(later) / len(later) if later else 0.0
 
-    def check_minimum(self, measured: int) -> None:
-        """Raise BudgetTooSmall if the measurements that a verdict needs do not fit, after the first ones."""
-        # The first measurements have one load together, and about every second one later.
-        measurement_s = self.mean + self.longest_load / 2
-        if self.left < max(0, MINIMUM_MEASUREMENTS - measured) * measurement_s:
-            raise self.too_small(measured, measurement_s)
-
-    def too_small(self, measured: int, measurement_s: float) -> BudgetTooSmall:
-        needed_s = self.elapsed + (MINIMUM_MEASUREMENTS - measured) * measurement_s + self.longest_load + REPORT_S
-        return BudgetTooSmall(measurement_s, needed_s)
+    def needed(self, measured: int) -> float:
+        """Return the seconds until a verdict, if the original configuration was measured so often."""
+        # These measurements need no load, about every second one later does.
+        return (MINIMUM_MEASUREMENTS - measured) * (self.mean + self.longest_load / 2)
 
 
 class Noise:
@@ -211,6 +195,8 @@ class Search:
         self.expected: float | None = None  # the last value of the best configuration
         self.repeats: dict[Candidate, list[float]] = {}  # the values of each, but for bounds
         self.disturbed: list[float] = []  # the first measurements, if later ones disagree with them
+        self.measurements: list[tuple[Candidate, Measured]] = []  # all, in their order
+        self.compared_with = 0  # measurements of the best configuration so far that others were compared with
         self.is_out_of_time = False
 
     @property
@@ -238,12 +224,21 @@ class Search:
             seen = fresh if self.is_confirmed else seen + fresh[1:]
         return next(((candidate, values) for candidate, values in seen if disagree(values)), None)
 
+    @property
+    def uncounted(self) -> int:
+        """Return how many measurements no number has: their round was not finished, or they were disturbed."""
+        counted = len(self.original.values) + self.compared_with + sum(len(arm.values) for arm in self.arms)
+        again = 2 * len(self.confirmed.values) if self.confirmed else 0
+        return len(self.measurements) - counted - again
+
     def run(self) -> None:
-        """Search. Raise BudgetTooSmall if a verdict would take more time."""
-        self.measure_original()
-        if self.disagreement:
-            return
+        """Search until there is nothing more to try, or the time is over."""
         try:
+            self.measure_original()
+            if self.disagreement:
+                return
+            if self.budget.left < self.budget.needed(len(self.original.values)):
+                raise BudgetSpent
             self.race([self.usual()])
             for knob in self.open_knobs():
                 self.race([self.arm(knob, value) for value in knob.values])
@@ -259,16 +254,14 @@ class Search:
         while len(values) < FIRST_MEASUREMENTS or (
             disagree(values[-FIRST_MEASUREMENTS:]) and len(values) < MAXIMUM_FIRST
         ):
-            began = self.budget.now()
             try:
                 measured = self._measure(self.original.candidate, self.expected, 0)
             except BudgetSpent:
-                if len(values) >= FIRST_MEASUREMENTS:
-                    break
-                raise self.budget.too_small(len(values), self.budget.now() - began) from None
+                if len(values) < FIRST_MEASUREMENTS:
+                    raise
+                break
             self.original.add(measured)
             self.expected = measured.value
-            self.budget.check_minimum(len(values))
         if not disagree(values[-FIRST_MEASUREMENTS:]):
             self.disturbed, values[:] = values[:-FIRST_MEASUREMENTS], values[-FIRST_MEASUREMENTS:]
             self.repeats[self.original.candidate] = list(values)
@@ -357,10 +350,11 @@ class Search:
         finally:
             if base := measured.get(id(None)):
                 self.expected = base.value
-                for arm in alive:
-                    if own := measured.get(id(arm)):
-                        arm.add(own)
-                        arm.base_values.append(base.value)
+                compared = [arm for arm in alive if id(arm) in measured]
+                self.compared_with += bool(compared)
+                for arm in compared:
+                    arm.add(measured[id(arm)])
+                    arm.base_values.append(base.value)
 
     def survivors(self, alive: list[Arm], racing: int) -> list[Arm]:
         """Judge the arms by all rounds so far; return those that may still win, the best first.
@@ -429,6 +423,7 @@ class Search:
             self.budget.spend(self.budget.now() - began)
         if not measured.is_bound:
             self.repeats.setdefault(candidate, []).append(measured.value)
+        self.measurements.append((candidate, measured))
         self.measured(candidate, measured)
         return measured
 

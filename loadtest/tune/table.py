@@ -1,4 +1,4 @@
-"""The outcome of a search as a sentence and as a table, the same on the terminal and in the report."""
+"""The verdict of a search as a sentence and as a table, the same on the terminal and in the report."""
 
 from __future__ import annotations
 
@@ -9,82 +9,70 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.measure.statistics import Results
-from loadtest.tune.search import FAILED, NOT_PROVEN, Measured
+from loadtest.measure import verdicts
+from loadtest.measure.statistics import Results, geometric_mean
+from loadtest.measure.verdicts import PROVEN
+from loadtest.tune.search import BETTER, FAILED, NOT_COMPARED, NOT_CONFIRMED, NOT_PROVEN, TOO_BUSY, Measured
 
 # A candidate, as tune.json has it.
 Arm = dict[str, Any]
 
-AS_CONFIGURED = "as configured"
+AS_CONFIGURED, YOURS = "as configured", "your configuration"
 RATE_UNIT, LATENCY_UNIT = "requests/s", "p95 ms"
 # Ahead on average, but not proven.
 LIKELY = "likely better"
-STYLES = {"better": "green", LIKELY: "green", "confirmed": "bold green", "failed": "red"}
+STYLES = {"better": "green", LIKELY: "green", PROVEN: "bold green", "failed": "red"}
 # Columns of a candidate's label in the lines that are printed during the search.
-LABEL = 36
+LABEL = 27
 
 
 def sentence(results: Results) -> str:
-    """Return the verdict of the search."""
-    system, confirmation, winner = results["system"], results["confirmation"], results["winner"]
-    if results["outcome"] == "better":
-        before, after = (figure(confirmation[key]) for key in ("original", "winner"))
-        if "rate" in results["goal"]:
+    """Return the headline: the verdict and its cause, what was measured, and what to do if that is not proven."""
+    return verdicts.sentence(results["verdict"], measured(results))
+
+
+def measured(results: Results) -> str:
+    """Return what was measured, as a sentence that begins with a small letter."""
+    system, again, values = results["system"], results["confirmation"], results["original"]["values"]
+    at_rate = "rate" in results["goal"]
+    if results["outcome"] == BETTER:
+        before, after = (figure(again[key]) for key in ("original", "winner"))
+        if at_rate:
             return (
                 f"{goal(results)}, {system} with the changes below answers 95 % of the requests within {after} ms "
-                f"instead of {before} ms, {gain(confirmation, results)}."
+                f"instead of {before} ms, {gain(again, results)}."
             )
         return (
-            f"With the changes below, {system} answers {gain(confirmation, results)} {goal(results)}: {after} instead "
-            f"of {before} requests/s."
+            f"with the changes below, {system} answers {gain(again, results)} {goal(results)}: {after} instead of "
+            f"{before} requests/s."
         )
-    if results["outcome"] == "not confirmed":
-        seemed = f"Not confirmed: {winner['label'] if winner else 'one candidate'} was better in the search, but "
-        if not confirmation:
-            return f"{seemed}was not measured again beside your configuration."
-        verb = "answers" if "rate" in results["goal"] else "answers only"
+    if results["outcome"] == NOT_CONFIRMED:
+        winner = results["winner"]["label"]
+        if not again:
+            return f"{winner} was not measured again beside your configuration."
+        return f"beside your configuration, {winner} answers {gain(again, results)}."
+    if results["outcome"] == TOO_BUSY:
+        label, values = results["disagreement"]["label"], results["disagreement"]["values"]
+        reached, unit = ("had a p95 of", "ms") if at_rate else ("reached", RATE_UNIT)
         return (
-            f"{seemed}{verb} {gain(confirmation, results)} when it is measured again beside your configuration. "
-            "Keep what you have."
+            f"{YOURS if label == AS_CONFIGURED else label} {reached} {number(min(values))} to {number(max(values))} "
+            f"{unit} in {len(values)} measurements of the same."
         )
-    if results["outcome"] == "too busy":
-        return too_busy(results)
-    if results["outcome"] == "not compared":
-        seen = f"Your configuration {reached}. " if (reached := achieved(results)) else ""
-        return f"No verdict: the time was over before another candidate was measured twice. {seen}Set a larger MINUTES."
-    seen = f": it {reached}" if (reached := achieved(results)) else ""
-    return f"Nothing is better than what you have{seen}. {runner_up(results)}"
-
-
-def too_busy(results: Results) -> str:
-    """Return the verdict if repeated measurements of one configuration disagree, with what was seen."""
-    label, values = results["disagreement"]["label"], results["disagreement"]["values"]
-    whose = "your configuration" if label == AS_CONFIGURED else label
-    reached = "had a p95 of" if "rate" in results["goal"] else "reached"
-    unit = "ms" if "rate" in results["goal"] else RATE_UNIT
-    return (
-        f"This machine was too busy to tell: {whose} {reached} {number(min(values))} to {number(max(values))} {unit} "
-        f"in {len(values)} measurements of the same. Keep what you have, end other programs, and tune again."
-    )
-
-
-def achieved(results: Results) -> str:
-    """Return what the original configuration does, as the end of a sentence; nothing if it was measured once."""
-    measured = figure(results["original"]["values"])
-    if len(results["original"]["values"]) < 2 or measured == "-":
-        return ""
-    if "rate" in results["goal"]:
-        return f"answers 95 % of the requests within {measured} ms {goal(results).lower()}"
-    return f"answers {measured} requests/s {goal(results)}"
+    if len(values) < 2:  # a number that was measured once is in no verdict
+        seen = f"{YOURS} was measured {'once' if values else 'not once'}."
+    elif at_rate:
+        seen = f"{goal(results)}, {YOURS} answers 95 % of the requests within {figure(values)} ms."
+    else:
+        seen = f"{YOURS} answers {figure(values)} requests/s {goal(results)}."
+    return seen if results["outcome"] == NOT_COMPARED else f"{seen} {runner_up(results)}"
 
 
 def runner_up(results: Results) -> str:
     """Return a sentence about the best candidate that is not better, with its interval."""
     arms = results["arms"]
-    # A number that was measured once is not in the verdict.
     measured = [arm for arm in arms if arm["ratio"] is not None and len(arm["values"]) > 1]
     if not measured:
-        if not arms or any(arm["outcome"] != "failed" for arm in arms):
+        if not arms or any(arm["outcome"] != FAILED for arm in arms):
             return "No other candidate was measured twice."
         return "The only other candidate failed." if len(arms) == 1 else f"All {len(arms)} other candidates failed."
     best = max(measured, key=lambda arm: arm["ratio"])
@@ -93,7 +81,7 @@ def runner_up(results: Results) -> str:
 
 def goal(results: Results) -> str:
     target = results["goal"]
-    return f"At {target['rate']:g} requests/s" if "rate" in target else f"with a p95 of at most {target['p95_ms']:g} ms"
+    return f"at {target['rate']:g} requests/s" if "rate" in target else f"with a p95 of at most {target['p95_ms']:g} ms"
 
 
 def gain(compared: Arm, results: Results) -> str:
@@ -107,15 +95,9 @@ def number(value: float) -> str:
     return f"{value:,.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
 
 
-def mean(values: list[float | None]) -> float | None:
-    """Return the mean of a candidate's rounds, without those in which the server was overloaded."""
-    measured = [value for value in values if value is not None]
-    return sum(measured) / len(measured) if measured else None
-
-
-def figure(values: list[float | None]) -> str:
-    value = mean(values)
-    return "-" if value is None else number(value)
+def figure(values: list[float]) -> str:
+    """Return the mean of a configuration's rounds: the geometric one, so that two of them have the ratio shown."""
+    return number(geometric_mean(values)) if values else "-"
 
 
 def interval(compared: Arm, dash: str = "-") -> str:
@@ -124,18 +106,18 @@ def interval(compared: Arm, dash: str = "-") -> str:
 
 def columns(results: Results) -> list[str]:
     unit = LATENCY_UNIT if "rate" in results["goal"] else RATE_UNIT
-    return ["candidate", unit, "ratio", "95 % interval", "outcome"]
+    return ["candidate", unit, "beside", "ratio", "95 % interval", "outcome"]
 
 
 def rows(results: Results) -> list[list[str]]:
-    """Return a row for the original configuration, for each candidate, and for the confirmation at the end."""
+    """Return a row for the original configuration, for each candidate, and for the winner that is measured again."""
     # On a machine that was too busy to tell, no candidate is better.
-    told = results["outcome"] != "too busy"
+    told = results["outcome"] != TOO_BUSY
     compared = [
         [arm["label"], *cells(arm if told or arm["outcome"] == FAILED else arm | {"outcome": NOT_PROVEN})]
         for arm in results["arms"]
     ]
-    original = [AS_CONFIGURED, figure(results["original"]["values"]), "", "", ""]
+    original = [AS_CONFIGURED, figure(results["original"]["values"]), "", "", "", ""]
     return [original, *compared, *confirmation_rows(results)]
 
 
@@ -143,25 +125,23 @@ def confirmation_rows(results: Results) -> list[list[str]]:
     again = results["confirmation"]
     if not again:
         return []
-    outcome = "confirmed" if results["outcome"] == "better" else results["outcome"]
-    return [
-        [f"{AS_CONFIGURED}, measured again", figure(again["original"]), "", "", ""],
-        [f"{winner_name(results)}, measured again", *cells(again | {"values": again["winner"], "outcome": outcome})],
-    ]
+    arm = again | {"values": again["winner"], "base_values": again["original"], "outcome": results["verdict"]["word"]}
+    return [[f"{winner_name(results)}, measured again", *cells(arm)]]
 
 
 def winner_name(results: Results) -> str:
-    return "the winner" if results["outcome"] == "better" else "the best in the search"
+    return "the winner" if results["outcome"] == BETTER else "the best in the search"
 
 
 def cells(arm: Arm) -> list[str]:
-    """Return a candidate's value, ratio, interval and outcome; the ratio is empty until there is one.
+    """Return a candidate's value, that of the configuration beside it, their ratio, its interval, and the outcome.
 
-    The sign < marks a candidate so slow that its highest rate was not looked for.
+    The ratio is empty until there is one. The sign < marks a candidate so slow that its highest rate was not looked
+    for.
     """
     below = "<" * bool(arm.get("is_bound"))
     ratio = "" if arm["ratio"] is None else f"{below}{number(arm['ratio'])}"
-    return [below + figure(arm["values"]), ratio, interval(arm), arm["outcome"]]
+    return [below + figure(arm["values"]), figure(arm["base_values"]), ratio, interval(arm), arm["outcome"]]
 
 
 def failures(results: Results) -> list[str]:
@@ -176,7 +156,7 @@ def notes(results: Results) -> list[str]:
 def arms_header(larger_is_better: bool) -> str:
     """Return the header of the lines that arm_line() returns."""
     unit = RATE_UNIT if larger_is_better else LATENCY_UNIT
-    return f"{'candidate':<{LABEL}}{unit:>11}{'ratio':>6}  {'interval':<11}outcome"
+    return f"{'candidate':<{LABEL}}{unit:>11}{'beside':>8}{'ratio':>7}  {'interval':<11}outcome"
 
 
 def measured_line(seconds: float, label: str, measured: Measured, larger_is_better: bool) -> str:
@@ -188,9 +168,9 @@ def measured_line(seconds: float, label: str, measured: Measured, larger_is_bett
 
 def arm_line(arm: Arm) -> str:
     """Return a candidate's line during the search, in rich's markup."""
-    value, ratio, bounds, outcome = cells(arm)
+    value, beside, ratio, bounds, outcome = cells(arm)
     label = escape(cut(arm["label"], LABEL).ljust(LABEL))
-    return f"{label}{value:>11}{ratio:>6}  {bounds:<11}{styled(outcome)}"
+    return f"{label}{value:>11}{beside:>8}{ratio:>7}  {bounds:<11}{styled(outcome)}"
 
 
 def cut(label: str, width: int) -> str:
@@ -208,12 +188,15 @@ def styled(outcome: str) -> str:
 
 def print_result(results: Results, console: Console) -> None:
     """Print the sentence, the table, what to know about it, and the diff of a proven winner."""
-    console.print(f"\n[bold]{escape(sentence(results))}[/]\n")
+    console.print(f"\n[bold]{escape(sentence(results))}[/]")
+    for cause in verdicts.also(results["verdict"]):
+        console.print(escape(cause))
+    console.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
     for position, column in enumerate(columns(results)):
         # Two lines, so that a label with its model and knob fits a terminal of 80 columns.
-        heading = column.replace("% ", "%\n")
-        justify: JustifyMethod = "right" if position in (1, 2) else "left"
+        heading = column.replace("% ", "%\n").replace("requests/s", "requests\n/s")
+        justify: JustifyMethod = "right" if position in (1, 2, 3) else "left"
         table.add_column(heading, justify=justify, no_wrap=position > 0, vertical="bottom")
     first_of_confirmation = len(rows(results)) - len(confirmation_rows(results))
     for number, row in enumerate(rows(results)):
@@ -224,7 +207,7 @@ def print_result(results: Results, console: Console) -> None:
     console.print()
     for line in [*failures(results), *notes(results)]:
         console.print(escape(line))
-    if results["outcome"] == "better":
+    if results["verdict"]["word"] == PROVEN:
         console.print(coloured(results["diff"]), end="")
 
 

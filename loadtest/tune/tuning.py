@@ -12,26 +12,27 @@ from functools import cached_property
 from typing import Any
 
 import psutil
-from rich.markup import escape
 
 from loadtest.compare.compare import INTERRUPTED, Comparison, interruptible, progress_bar
 from loadtest.load.users import Users
 from loadtest.measure.statistics import geometric_mean, mean_known
-from loadtest.measure.verdicts import Cause, Code, busy_machine
+from loadtest.measure.verdicts import EXIT_CODES, PROVEN, Cause, Code, busy_machine, judge
 from loadtest.reports import report as reports
 from loadtest.server.machine import OtherPrograms
 from loadtest.server.switching import Capacity, Switch, Switched
 from loadtest.tune import report, table
-from loadtest.tune.goal import Goal
+from loadtest.tune.goal import REPORT_S, Goal
 from loadtest.tune.knobs import Candidate, all_knobs, changed_fields, configure
 from loadtest.tune.running_server import LONG_TRY_S, Answers, RunningServer
 from loadtest.tune.search import (
     BETTER,
+    NOT_COMPARED,
+    NOT_CONFIRMED,
+    NOTHING_BETTER,
     TOO_BUSY,
     Arm,
     Budget,
     BudgetSpent,
-    BudgetTooSmall,
     CandidateFailed,
     Log,
     Measured,
@@ -44,6 +45,10 @@ from triton_transformers.triton import Config, TritonError, engines
 
 # How often the best rate is held for longer at the end, and the seconds that must be left for that.
 HOLDS, HOLD_S = 2, 35.0
+# Seconds in which other programs are watched before the search.
+LOOK_S = 2.0
+# What a search means for the verdict that found no better configuration.
+CODES = {NOTHING_BETTER: Code.NOTHING_BETTER, NOT_CONFIRMED: Code.NOT_CONFIRMED, TOO_BUSY: Code.REPEATS_DISAGREE}
 
 
 class Tuning:
@@ -87,12 +92,6 @@ class Tuning:
                     Switch(self.subject.triton, models, folder, on_restore=interrupt.ignore) as switch,
                 ):
                     self._search(users, switch, show, log)
-            except BudgetTooSmall as error:
-                minutes, smallest = self.settings["MINUTES"], math.ceil(1.1 * error.needed_s / 60)
-                raise UserError(
-                    f"MINUTES={minutes}: a measurement takes {error.measurement_s:.0f} s here, too long for a verdict "
-                    f"in that time: set MINUTES={smallest} or more{f'; {busy}' if (busy := self._busy()) else ''}"
-                ) from None
             except (UserError, TritonError, CandidateFailed, OSError, KeyboardInterrupt) as reason:
                 if not hasattr(self, "search") or not self.search.original.values:
                     raise UserError(str(reason)) if isinstance(reason, CandidateFailed) else reason from None
@@ -102,7 +101,8 @@ class Tuning:
         self, users: Users, switch: Switch, show: Callable[[str, float], None], log: Callable[[str], None]
     ) -> None:
         url, system = self.settings.url("TRITON_HTTP_PORT"), self.subject.plan.system
-        requests = [] if self.subject.generates else self.subject.examples.requests
+        others = OtherPrograms.from_environment()
+        answers = Answers(url, system, self.subject.examples.requests, self.subject.generates)
         self.server = RunningServer(
             goal=self.goal,
             users=users,
@@ -111,11 +111,13 @@ class Tuning:
             system=system,
             configure=lambda candidate: configure(self.configs, self.knobs, candidate),
             capacity=lambda: Capacity.from_server(self.settings),
-            answers=Answers(url, system, requests),
+            answers=answers,
             random=random.Random(self.subject.job.seed),
             budget=self.budget,
-            others=OtherPrograms.from_environment(),
+            others=others,
         )
+        self.server.load(Candidate())
+        self._look_at_the_machine(log)
         measurements = Log(
             self.settings.reports / f".tune-{self.subject.triton.name}.json",
             self._identity(),
@@ -152,8 +154,25 @@ class Tuning:
             users.check()
             time.sleep(0.05)
         self.search.run()
-        measurements.delete()
+        if not self.search.original.values:
+            raise UserError(f"MINUTES={self.settings['MINUTES']}: not even one measurement fits: set more MINUTES")
+        if self.search.outcome != NOT_COMPARED:
+            measurements.delete()
         self._hold(describe)
+
+    def _look_at_the_machine(self, log: Callable[[str], None]) -> None:
+        """Raise UserError if the time is too short for a verdict here; print a warning if the machine is busy."""
+        time.sleep(max(0.0, LOOK_S - (time.monotonic() - self.server.others.opened)))
+        if busy := busy_machine(self.server.others.cores(), psutil.cpu_count() or 1, "now, ", ""):
+            log(f"[yellow]doubtful:[/] {busy}. {busy.remedy}")
+        # The server answers at least one request after the other, and with every core at most about so many at once.
+        alone, load_s = 1 / self.server.answers.seconds, self.budget.longest_load
+        minutes = self.settings.minutes
+        if minutes < self.goal.minutes(self.subject.cores * alone, load_s) and not self.settings.resume:
+            raise UserError(
+                f"MINUTES={minutes:g}: a verdict takes more, because a request alone takes {1000 / alone:.0f} ms here, "
+                f"and to load a configuration {load_s:.0f} s: set MINUTES={self.goal.minutes(alone, load_s)}"
+            )
 
     def _hold(self, show: Callable[[str], None]) -> None:
         """Measure for longer whether the best configuration holds the rate that short tries found."""
@@ -239,20 +258,25 @@ class Tuning:
             if search.disagreement
             else None,
             "other_cores": mean_known(self.server.other_cores),
+            "measurements": [
+                {"label": candidate.label, "value": measured.value, "is_bound": measured.is_bound}
+                for candidate, measured in search.measurements
+            ],
+            "uncounted": search.uncounted,
+            "verdict": self.verdict(),
             "notes": self.notes() + obstacles,
             "configs": fields,
             "diff": diff,
             "files": files,
             "seconds": round(self.budget.elapsed, 1),
             "stopped": self.stopped,
-            "complaints": [*map(str, self.complaints())],
             "resumed": self.settings.resume,
         }
 
     @staticmethod
     def _arm(arm: Arm) -> dict[str, Any]:
         own = [change for change in arm.candidate.changes if change not in arm.base.changes]
-        shown = ("label", "values", "ratio", "ci95", "outcome", "reason", "is_bound", "probes")
+        shown = ("label", "values", "base_values", "ratio", "ci95", "outcome", "reason", "is_bound", "probes")
         changes = {"changes": Candidate(tuple(own)).as_changes(), "base": arm.base.as_changes()}
         return {name: getattr(arm, name) for name in shown} | changes
 
@@ -272,9 +296,11 @@ class Tuning:
     def notes(self) -> list[str]:
         """Return what to know about the configuration that the verdict names as the best."""
         notes = [self.held] * bool(self.held)
-        if count := len(self.search.disturbed):
-            first = "the first measurement" if count == 1 else f"each of the first {count} measurements"
-            notes.append(f"{first} of your configuration differed from those after it, and does not count")
+        if disturbed := self.search.disturbed:
+            first = ", ".join(map(table.number, disturbed))
+            notes.append(f"your configuration first reached {first}, which differs from the rest and does not count")
+        if unfinished := self.search.uncounted - len(disturbed):
+            notes.append(f"{unfinished} of the measurements had no other one beside them in time, and do not count")
         best = self.search.best.candidate if self.search.outcome == BETTER else Candidate()
         for candidate, name in {best: "the winner", Candidate(): "your configuration"}.items():
             if self.goal.rate and self.server.is_overloaded(candidate):
@@ -287,21 +313,25 @@ class Tuning:
             notes.append(f"requests of more than {after} {self.subject.examples.noun} will be refused")
         return notes
 
-    def _busy(self) -> Cause | None:
-        return busy_machine(mean_known(self.server.other_cores), psutil.cpu_count() or 1, "on average, ", "")
-
-    def complaints(self) -> list[Cause]:
-        complaints = []
-        if self.stopped:
-            complaints.append(Cause(Code.STOPPED, reason=self.stopped))
-        if (confirmed := self.search.confirmed) and confirmed.reason:
-            complaints.append(Cause(Code.WINNER_FAILED, reason=confirmed.reason))
-        if busy := self._busy():
-            complaints.append(busy)
+    def verdict(self) -> dict[str, Any]:
+        search, again = self.search, self.search.confirmed
+        causes: list[Cause | None] = [
+            Cause(Code.STOPPED, reason=self.stopped) if self.stopped else None,
+            Cause(Code.WINNER_FAILED, reason=again.reason) if again and again.reason else None,
+            busy_machine(mean_known(self.server.other_cores), psutil.cpu_count() or 1, "on average, ", ""),
+        ]
         if self.server.client_bound:
-            effect = "the server was not always the limit"
-            complaints.append(Cause(Code.LOCUST_BOUND, effect=effect))
-        return complaints
+            causes.append(Cause(Code.LOCUST_BOUND, effect="the server was not always the limit"))
+        if search.outcome == BETTER and again:
+            ratios = [math.exp(difference) for difference in search.differences(again)]
+            return judge(causes, again.ratio, ratios, again.ci95, more="Set more MINUTES.")
+        if search.outcome == NOT_COMPARED:
+            needed_s = self.budget.needed(len(search.original.values)) + self.budget.longest_load + REPORT_S
+            minutes = max(self.goal.minutes(math.inf), math.ceil(1.2 * needed_s / 60))
+            causes.append(Cause(Code.TIME_OVER, minutes=minutes))
+        else:
+            causes.append(Cause(CODES[search.outcome]))
+        return judge(causes)
 
 
 def main() -> int:
@@ -311,10 +341,6 @@ def main() -> int:
     table.print_result(result, out)  # before the report, which a full disk prevents
     folder = report.write(result, tuning.settings.reports)
     out.print(f"\nreport  {os.path.relpath(folder)}/tune.html  (numbers: tune.json)")
-    if result["outcome"] == BETTER and not tuning.settings.apply:
+    if result["verdict"]["word"] == PROVEN and not tuning.settings.apply:
         out.print("APPLY=1 also writes and loads the new configuration.")
-    for complaint in result["complaints"]:
-        err.print(f"[yellow]note:[/] {escape(complaint)}")
-    if tuning.stopped == INTERRUPTED:
-        return 130
-    return 1 if tuning.stopped else 0
+    return 130 if tuning.stopped == INTERRUPTED else EXIT_CODES[result["verdict"]["word"]]

@@ -27,7 +27,7 @@ Texts = dict[str, bytes]
 
 
 def tune(stack: Stack) -> int:
-    """Search on the running server, and return the exit code. With APPLY=1 apply a configuration that is better."""
+    """Search on the running server, and return the exit code. With APPLY=1 apply a winner that is proven."""
     settings = stack.settings
     models = with_steps(settings.system, settings.model_repository, settings.profile)
     texts = configurations(models, settings)
@@ -37,14 +37,13 @@ def tune(stack: Stack) -> int:
     earlier = link.resolve()
     code = stack.run("tune")
     if code or not settings.apply:
+        if settings.apply:
+            out.print("APPLY=1: nothing is applied, because no winner is proven")
         return code
     folder = link.resolve()
     if folder == earlier:
         raise UserError(f"{link} has no new result, so nothing is applied")
     result = json.loads((folder / "tune.json").read_text(encoding="utf-8"))
-    if result["outcome"] != "better":
-        out.print("APPLY=1: there is nothing to apply")
-        return 0
     if not result["files"]:
         raise UserError("APPLY=1: the configuration cannot be written, see above, so nothing is applied")
     if configurations(models, settings) != texts:

@@ -57,13 +57,16 @@ def running(stack, **settings) -> tuple[FollowedMake, list[str]]:
 def tune(stack, minutes: int, **settings) -> subprocess.CompletedProcess[str]:
     """Search with the smallest budget that works on this machine."""
     done = stack.make("tune", timeout=COMMAND_S + 60 * minutes, MINUTES=minutes, **SHORT, **settings)
-    needed = re.search(r"set MINUTES=(\d+) or more", done.stderr)
+    needed = re.search(r"[Ss]et (?:RESUME=1 )?MINUTES=(\d+)", done.stdout + done.stderr)
     if not needed:
+        word = result(stack)["verdict"]["word"]
+        assert f"{word.capitalize()}: " in done.stdout
+        assert (done.returncode == 0) == (word == "proven"), done.stdout + done.stderr
         return done
-    assert int(needed[1]) > minutes
-    if int(needed[1]) > LONGEST:
-        pytest.skip(f"a search would take {needed[1]} minutes on this machine")
-    return tune(stack, int(needed[1]), **settings)
+    minutes = max(int(needed[1]), minutes + 1)
+    if minutes > LONGEST:
+        pytest.skip(f"a search would take {minutes} minutes on this machine")
+    return tune(stack, minutes, **settings)
 
 
 def wait_for_a_candidate(stack, process: FollowedMake, original) -> None:
@@ -92,7 +95,6 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
     finally:
         stop.set()
         thread.join()
-    assert done.returncode == 0, done.stdout + done.stderr
     assert "an earlier comparison or search was killed: restored" in done.stderr
     assert failures == []
     assert len(answered) > 10
@@ -103,7 +105,7 @@ def test_killed_search_is_undone_and_resumed_without_failed_requests(stack, orig
     assert tuned["arms"]
     assert all(value > 0 for arm in tuned["arms"] for value in arm["values"])
     assert re.search(r"encoder: instances \d x \d threads", done.stdout)
-    if tuned["outcome"] == "better":
+    if tuned["verdict"]["word"] == "proven":
         assert tuned["confirmation"]["ci95"][0] > 1
         assert "+++ encoder/configs/cpu.pbtxt" in done.stdout
 
@@ -123,7 +125,6 @@ def test_interrupt_restores_the_server_and_prints_the_best_so_far(stack, origina
 @pytest.mark.slowest
 def test_highest_rate_within_a_limit(stack):
     done = tune(stack, 1, P95=1000)
-    assert done.returncode == 0, done.stdout + done.stderr
     tuned = result(stack)
     assert tuned["goal"] == {"p95_ms": 1000.0}
     assert re.search(r"^ +\d+:\d\d  as configured: [\d.,]+ requests/s$", done.stderr, re.MULTILINE)

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from loadtest.load.arrivals import Sample
+from loadtest.measure.verdicts import Cause, Code, judge
 from loadtest.overload import overload
 
 DIFF = """\
@@ -26,6 +27,7 @@ def arm(label: str, ratio: float | None, outcome: str, around: float = 300, reas
         "changes": {"encoder": {"max_batch_size": 16}},
         "base": {},
         "values": values,
+        "base_values": [value / ratio for value in values] if ratio else [],
         "ratio": ratio,
         "ci95": [ratio * 0.95, ratio * 1.05] if ratio else None,
         "outcome": outcome,
@@ -73,7 +75,8 @@ def better() -> dict:
         "outcome": "better", "notes": ["requests of more than 16 texts will be refused"],
         "configs": {"encoder": {"max_batch_size": 16}}, "diff": DIFF,
         "files": {"encoder/configs/cpu.pbtxt": "max_batch_size: 16\n"}, "seconds": 571.2, "stopped": "",
-        "complaints": [], "resumed": False,
+        "verdict": judge([], 1.126, [1.12, 1.13, 1.13], (1.05, 1.2)), "resumed": False, "uncounted": 1,
+        "measurements": [{"label": "as configured", "value": 303.0, "is_bound": False}] * 12,
     }  # fmt: skip
 
 
@@ -81,21 +84,29 @@ def nothing_better(result: dict) -> dict:
     arms = [arm("encoder: max_batch_size 16", 1.01, "not proven"), arm("encoder: max_batch_size 8", 0.9, "not better")]
     return result | {
         "outcome": "nothing better", "arms": arms, "winner": None, "confirmation": None, "diff": "", "configs": {},
-        "notes": [],
+        "notes": [], "verdict": judge([Cause(Code.NOTHING_BETTER)]),
     }  # fmt: skip
 
 
 def not_confirmed(result: dict) -> dict:
-    confirmation = result["confirmation"] | {"ratio": 1.02, "ci95": [0.98, 1.06]}
-    return result | {"outcome": "not confirmed", "confirmation": confirmation, "diff": "", "configs": {}, "notes": []}
+    again = result["confirmation"]
+    confirmation = again | {
+        "ratio": 1.02,
+        "ci95": [0.98, 1.06],
+        "winner": [1.02 * value for value in again["original"]],
+    }
+    return result | {
+        "outcome": "not confirmed", "confirmation": confirmation, "diff": "", "configs": {}, "notes": [],
+        "verdict": judge([Cause(Code.NOT_CONFIRMED)]),
+    }  # fmt: skip
 
 
 def at_rate(result: dict) -> dict:
     """Return the same search for the least p95 at 200 requests/s."""
 
     def latency(measured: dict) -> dict:
-        values = [value and 20000 / value for value in measured["values"]]
-        return measured | {"values": values, "probes": [(200.0, value) for value in values]}
+        values, beside = ([20000 / value for value in measured.get(key, [])] for key in ("values", "base_values"))
+        return measured | {"values": values, "base_values": beside, "probes": [(200.0, value) for value in values]}
 
     again = result["confirmation"]
     return result | {
@@ -125,11 +136,13 @@ LATE = {
 
 def overloaded(samples: list[Sample], **changes: Any) -> dict[str, Any]:
     """Return all results of an overload of 20 s with these responses."""
-    return LATE | {
+    results = LATE | {
         "run": "R", "date": "2026-11-23 06:00 UTC",
         "profile": "cpu", "runtime": "local", "command": "make loadtest OVERLOAD=3", "engines": {},
-        "triton": {"version": "2.51.0", "image": None, "cores": 2}, "complaints": [], "advice": overload.advice(LATE),
+        "triton": {"version": "2.51.0", "image": None, "cores": 2},
         "host": {"cpu": "A CPU", "cores": 2, "memory_gb": 8.0, "gpu": None, "system": "Linux"},
         "settings": SETTINGS | {"users": 32, "workers": 0, "triton_cpus": "", "loadtest_cpus": ""},
         "timeline": overload.timeline(samples, 1000.0), "single_requests": [(0.1, 900.0), (1.0, None), (3.5, 20.0)],
     } | changes  # fmt: skip
+    results["verdict"] = judge(overload.causes(results), results["goodput_ratio"])
+    return results | {"advice": overload.advice(results)}

@@ -85,7 +85,7 @@ def over(samples: list[Sample], **changes: Any) -> Report:
 
 
 NOTHING = nothing_better(better())
-ALONE = {"arms": [], "original": {"label": "as configured", "values": [None], "probes": [(5.0, None)]}}
+ALONE = {"arms": [], "original": {"label": "as configured", "values": [302.0], "probes": [(5.0, None)]}}
 ONCE = {"arms": [one | {"ci95": None, "values": one["values"][:1], "probes": []} for one in better()["arms"]]}
 MANY = [arm(f"encoder: parameter {n} of {'x' * (n % 30)}", 0.2 + n / 30, "not better") for n in range(40)]
 ANSWERS = [Sample(n / 10, 3000.0, "") for n in range(100)] + [Sample(n / 10, 3.0, REFUSAL) for n in range(100)]
@@ -98,10 +98,10 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "tuned at a rate": lambda: tuned(at_rate(better())),
     "not confirmed": lambda: tuned(not_confirmed(better())),
     "nothing better": lambda: tuned(NOTHING),
-    "always overloaded": lambda: tuned(NOTHING | ALONE),
-    "always overloaded at a rate": lambda: tuned(at_rate(NOTHING | ALONE)),
+    "no candidate": lambda: tuned(NOTHING | ALONE),
+    "no candidate at a rate": lambda: tuned(at_rate(NOTHING | ALONE)),
     "without intervals": lambda: tuned(NOTHING | ONCE),
-    "forty candidates": lambda: tuned(better() | {"arms": [MANY[0] | {"values": [None, 40.0]}, *MANY[1:]]}),
+    "forty candidates": lambda: tuned(better() | {"arms": MANY}),
     "overload": partial(over, ANSWERS),
     "overload without an answer": partial(over, [], single_requests=[]),
 }

@@ -19,7 +19,6 @@ from loadtest.tune.search import (
     TOO_BUSY,
     Budget,
     BudgetSpent,
-    BudgetTooSmall,
     CandidateFailed,
     Measured,
     Search,
@@ -186,13 +185,32 @@ def test_winner_whose_fresh_measurements_disagree_is_no_verdict():
     assert search.outcome == TOO_BUSY
 
 
-@pytest.mark.parametrize(("minutes", "measurements"), [(2.5, 3), (1.5, 1)])
-def test_budget_too_small_for_a_verdict_is_refused_as_soon_as_possible(minutes, measurements):
+def test_budget_too_small_for_a_verdict_ends_after_the_first_measurements():
     server = SimulatedServer(1)
-    with pytest.raises(BudgetTooSmall) as refused:
-        server.search(minutes=minutes)
-    assert server.measurements <= measurements
-    assert minutes == 1.5 or refused.value.measurement_s == MEASUREMENT_S
+    search = server.search(minutes=2.5)
+    assert (search.outcome, server.measurements, search.arms) == (NOT_COMPARED, 3, [])
+    assert search.budget.needed(3) == 12 * MEASUREMENT_S
+
+
+@pytest.mark.parametrize("measured", [0, 2])
+def test_measurements_that_outlast_the_budget_leave_what_was_measured(measured):
+    server = SimulatedServer(1)
+
+    def spend(*_):
+        if server.measurements == measured:
+            raise BudgetSpent
+
+    search = server.search(instead=spend)
+    assert (search.outcome, len(search.original.values)) == (NOT_COMPARED, measured)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_measurement_counts_or_is_named_as_uncounted(seed):
+    search = SimulatedServer(seed).search()
+    shown = len(search.original.values) + sum(len(arm.values) for arm in search.arms) + 2 * len(search.confirmed.values)
+    beside = {(arm.base, value) for arm in search.arms for value in arm.base_values}
+    assert len(search.measurements) == shown + len(beside) + search.uncounted
+    assert search.uncounted <= 3  # of a round that the time ended
 
 
 def test_measurement_that_outlasts_the_budget_ends_the_search():
@@ -253,7 +271,7 @@ def test_first_measurements_that_were_disturbed_do_not_count():
     server.disturbed = {1: 0.03, 2: 0.5}
     search = server.search()
     assert search.outcome == BETTER
-    assert len(search.disturbed) == 2
+    assert len(search.disturbed) == 2 <= search.uncounted
     assert min(search.original.values) > 250
 
 

@@ -10,12 +10,21 @@ import numpy as np
 import pytest
 
 from loadtest.compare import compare
-from loadtest.measure.verdicts import Code
 from loadtest.tune import tuning
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs
 from loadtest.tune.running_server import Answers, RunningServer
-from loadtest.tune.search import BETTER, NOT_CONFIRMED, Arm, Budget, BudgetSpent, CandidateFailed
+from loadtest.tune.search import (
+    BETTER,
+    NOT_COMPARED,
+    NOT_CONFIRMED,
+    NOTHING_BETTER,
+    TOO_BUSY,
+    Arm,
+    Budget,
+    BudgetSpent,
+    CandidateFailed,
+)
 from loadtest.tune.tuning import Tuning
 from triton_transformers.settings import Settings, UserError
 from triton_transformers.tensors import Tensor
@@ -133,7 +142,9 @@ def test_smaller_batches_are_noted_only_with_a_winner(settings, outcome, notes):
     search.subject.__dict__ |= {"configs": {"spam": CONFIG}, "examples": SimpleNamespace(noun="texts")}
     search.knobs = all_knobs({"spam": CONFIG}, 2, {})
     batches = next(knob for knob in search.knobs if knob.name == "max_batch_size")
-    search.search = SimpleNamespace(best=Arm(Candidate().with_value(batches, 16)), outcome=outcome, disturbed=[])
+    search.search = SimpleNamespace(
+        best=Arm(Candidate().with_value(batches, 16)), outcome=outcome, disturbed=[], uncounted=0
+    )
     assert search.notes() == notes
 
 
@@ -141,29 +152,74 @@ def test_rate_that_the_server_does_not_keep_up_with_is_noted(settings, server):
     search = Tuning(settings.replace(P95="", RATE="200"))
     search.subject.__dict__ |= {"configs": {"spam": CONFIG}}
     search.knobs, search.server = [], server
-    search.search = SimpleNamespace(outcome=NOT_CONFIRMED, disturbed=[])
+    search.search = SimpleNamespace(outcome=NOT_CONFIRMED, disturbed=[], uncounted=0)
     for kept_up, noted in (([True, True, False], False), ([True, False], True)):
         server.kept_up = {Candidate(): kept_up}
         assert any("does not keep up with 200 requests/s" in note for note in search.notes()) == noted
+
+
+def test_time_that_is_too_short_on_this_machine_is_refused_before_anything_is_measured(settings, server):
+    """A text takes 2 s alone, so that each try lasts 30 s: the right number is named at once."""
+    server.answers = SimpleNamespace(seconds=2.0)
+    server.others = SimpleNamespace(opened=0.0, cores=lambda: 1e6)
+    printed = []
+    search = Tuning(settings.replace(MINUTES="10"))
+    search.server, search.subject.cores = server, 2
+    search.budget.loaded(4.0)
+    with pytest.raises(UserError, match=r"MINUTES=10: .* takes 2000 ms here, .* 4 s: set MINUTES=24$"):
+        search._look_at_the_machine(printed.append)
+    assert printed[0].startswith("[yellow]doubtful:[/] now, other programs used 1000000.0 of this machine's")
+    for enough in ({"MINUTES": "24"}, {"RESUME": "1"}):
+        search.settings = settings.replace(**enough)
+        search._look_at_the_machine(printed.append)
+    server.answers.seconds = 0.005
+    search._look_at_the_machine(printed.append)
+
+
+QUIET = {"stopped": "", "reason": "", "other_cores": [0.0], "client_bound": False, "outcome": BETTER}
 
 
 @pytest.mark.parametrize(
     ("fields", "codes"),
     [
         ({}, []),
-        ({"stopped": "interrupted"}, [Code.STOPPED]),
-        ({"reason": "no memory"}, [Code.WINNER_FAILED]),
-        ({"other_cores": [1e6, None]}, [Code.OTHER_PROGRAMS]),
-        ({"client_bound": True}, [Code.LOCUST_BOUND]),
+        ({"stopped": "interrupted"}, ["STOPPED"]),
+        ({"other_cores": [1e6, None]}, ["OTHER_PROGRAMS"]),
+        ({"client_bound": True}, ["LOCUST_BOUND"]),
+        ({"outcome": NOT_CONFIRMED}, ["NOT_CONFIRMED"]),
+        ({"outcome": NOT_CONFIRMED, "reason": "no memory"}, ["WINNER_FAILED", "NOT_CONFIRMED"]),
+        ({"outcome": NOTHING_BETTER, "other_cores": [1e6]}, ["OTHER_PROGRAMS", "NOTHING_BETTER"]),
+        ({"outcome": TOO_BUSY}, ["REPEATS_DISAGREE"]),
+        ({"outcome": NOT_COMPARED}, ["TIME_OVER"]),
     ],
 )
-def test_search_complains(settings, fields, codes):
+def test_search_is_judged(settings, fields, codes):
     search = Tuning(settings)
-    fields = {"stopped": "", "reason": "", "other_cores": [0.0], "client_bound": False} | fields
+    fields = QUIET | fields
     search.stopped = fields["stopped"]
-    search.search = SimpleNamespace(confirmed=SimpleNamespace(**fields))
+    winner = SimpleNamespace(reason=fields["reason"], ratio=1.5, ci95=(1.4, 1.6))
+    search.search = SimpleNamespace(
+        outcome=fields["outcome"],
+        confirmed=winner,
+        original=Arm(Candidate(), values=[1.0] * 3),
+        differences=lambda arm: [math.log(1.4), math.log(1.5), math.log(1.6)],
+    )
     search.server = SimpleNamespace(**fields)
-    assert [complaint.code for complaint in search.complaints()] == codes
+    verdict = search.verdict()
+    assert [cause["code"] for cause in verdict["causes"]] == codes
+    assert verdict["large"] == (None if codes else 1.5)
+
+
+def test_search_that_took_too_long_names_the_minutes_to_go_on_with(settings):
+    search = Tuning(settings)
+    search.search = SimpleNamespace(
+        outcome=NOT_COMPARED, confirmed=None, original=Arm(Candidate(), values=[1.0, 1.0, 1.0])
+    )
+    search.server = SimpleNamespace(**QUIET)
+    for seconds in (60, 30, 30):
+        search.budget.spend(seconds)
+    # Twelve measurements of 30 s and the report, with a fifth to spare.
+    assert search.verdict()["remedy"].startswith("Set RESUME=1 MINUTES=8,")
 
 
 def test_result_survives_a_configuration_that_cannot_be_read(settings, monkeypatch):
