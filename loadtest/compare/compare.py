@@ -147,7 +147,7 @@ class Comparison:
                     if not self.windows:
                         raise
                     self.stopped = str(reason) or INTERRUPTED
-                self.metrics.verdict(self.results()["verdict"] if self.complete_windows() else self.nothing())
+                self.metrics.verdict(self.verdict())
 
     @contextlib.contextmanager
     def alone_on_the_server(self, kind: str) -> Iterator[Note]:
@@ -249,13 +249,16 @@ class Comparison:
     def complete_windows(self) -> list[Window]:
         return [window for by_mode in statistics.complete_rounds(self.windows) for window in by_mode.values()]
 
-    def nothing(self) -> Results:
-        """Return the verdict if no round was complete."""
+    def verdict(self) -> Results:
+        if self.complete_windows():
+            verdict: Results = self.results()["verdict"]
+            return verdict
         reason = self.stopped or f"no requests were answered in one of {', '.join(self.modes)}"
         return judge([Cause(Code.NO_ROUND, reason=reason)])
 
-    def exit_code(self, verdict: Results) -> int:
-        return 130 if self.stopped == INTERRUPTED else EXIT_CODES[verdict["word"]]
+    @property
+    def exit_code(self) -> int:
+        return 130 if self.stopped == INTERRUPTED else EXIT_CODES[self.verdict()["word"]]
 
     @cached_property
     def slowest_requests(self) -> Results | None:
@@ -350,9 +353,8 @@ def main() -> int:
     comparison = Comparison(Settings.load())
     comparison.measure()
     if not comparison.complete_windows():
-        verdict = comparison.nothing()
-        err.print(escape(verdicts.sentence(verdict, "there is nothing to compare.")))
-        return comparison.exit_code(verdict)
+        err.print(escape(verdicts.sentence(comparison.verdict(), "there is nothing to compare.")))
+        return comparison.exit_code
     results = comparison.results()
     prometheus = Prometheus(comparison.settings.url("PROMETHEUS_PORT"))
     with err.status("drawing the report"):
@@ -363,7 +365,7 @@ def main() -> int:
     path = os.path.relpath(folder)
     out.print(f"\nreport  {path}/report.html  (numbers: {path}/results.json)")
     out.print("The stack stays up: `make status` shows it, `make locust` loads it by hand, `make down` stops it.")
-    return comparison.exit_code(results["verdict"])
+    return comparison.exit_code
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ class Code(Enum):
         "a window of {mode} had only {requests} response(s) in {seconds:.0f} s, too few to show the latency",
         "Set a longer WINDOW.",
     )
+    NO_ANSWER = (NOT_PROVEN, "no request was answered as long as the overload lasted", "Set a longer WINDOW.")
 
     # how the counters of a comparison contradict its modes
     RAN_TOGETHER = (
@@ -106,8 +107,7 @@ class Code(Enum):
     # what makes a measurement doubtful
     OTHER_PROGRAMS = (
         DOUBTFUL,
-        "{when}other programs used {amount}{cores:.1f} of this machine's {machine} core(s), so the numbers show them "
-        "too",
+        "{when}other programs used {amount}{cores:.1f} cores of this machine's {machine}, so the numbers show them too",
         "End the other programs and measure again.",
     )
     LOCUST_BOUND = (DOUBTFUL, "Locust used a whole core, so {effect}", "Set more WORKERS.")

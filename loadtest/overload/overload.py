@@ -279,11 +279,6 @@ def advice(results: Results) -> str:
             f"Even one request alone takes {results['lone_p50_ms']:.0f} ms. Set a higher P95, or let `make tune` look "
             "for a faster configuration."
         )
-    if not answered:
-        return (
-            "No request was answered as long as the overload lasted. `make logs` shows what the server did; if it is "
-            "that slow, set a longer WINDOW."
-        )
     queue_s = in_flight / answered
     if not results["refused"] or 1000 * queue_s < QUEUE_FROM * p95:
         return (
@@ -301,6 +296,8 @@ def causes(results: Results) -> list[Cause]:
     """Return what speaks against the numbers."""
     cores, busy = results["client_cores"], busy_machine(results["other_cores"], results["host"]["cores"])
     found = [busy] if busy else []
+    if not results["answered_rps"]:
+        found.append(Cause(Code.NO_ANSWER))
     if cores >= CLIENT_LIMIT:
         found.append(Cause(Code.GENERATOR_BOUND, cores=cores))
     if (late := results["late_p95_ms"]) is not None and late > LATE_MS:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 from markupsafe import Markup
+from prometheus_client import generate_latest
 
 from loadtest.compare import compare
 from loadtest.measure import verdicts
+from loadtest.measure.statistics import heaviest
 from loadtest.measure.verdicts import DOUBTFUL, EXIT_CODES, NOT_PROVEN, PROVEN, Cause, Code, judge
 from loadtest.measure.windows import Window
 from loadtest.overload import overload
@@ -50,6 +54,7 @@ OPEN = {"RATE": "100"}
 Rates = list[tuple[float, ...]]
 
 
+VERDICTS = (PROVEN, DOUBTFUL, NOT_PROVEN)
 USUAL = "64 1.50 95 1.27 1.77 95 7 10"
 
 
@@ -71,6 +76,14 @@ def at_a_rate(p95s: Rates = P95S, overloaded: tuple[str, ...] = (), rate: float 
     return changed(open_loop_rounds(p95s, rate, overloaded), **fields)
 
 
+def formats(rates: Rates = ROUNDS, **fields: Any) -> list[Window]:
+    names = {"none": "onnx", "dynamic": "int8"}
+    windows = closed(rates, **fields)
+    for window in windows:
+        window.mode = names[window.mode]
+    return windows
+
+
 def generating(*first: float, together: float = 6.0) -> list[Window]:
     """Return the windows of three rounds; `first`: tokens per step, and answers, of the first one."""
     windows = generating_rounds([(20, 100), (22, 99), (18, 101)], together)
@@ -88,7 +101,7 @@ def changed(
     """Give these fields to one window, or to all."""
     for window in windows if only is None else [windows[only]]:
         window.samples[:failed] = [sample._replace(error="500 no") for sample in window.samples[:failed]]
-        encoder = window.counters["encoder"]
+        encoder = window.counters[heaviest([window])]
         encoder.executions = encoder.rows if without_batches else encoder.executions
         encoder.requests += foreign_requests
         for name, value in fields.items():
@@ -191,7 +204,8 @@ def run(monkeypatch, tmp_path, blank_charts) -> Callable[..., tuple[compare.Comp
         monkeypatch.setattr(compare, "Comparison", lambda _: measured)
         return measured, compare.main()
 
-    monkeypatch.setattr(compare.Comparison, "measure", lambda _: None)
+    # What measure() does at its end, when Prometheus scrapes for the last time.
+    monkeypatch.setattr(compare.Comparison, "measure", lambda measured: measured.metrics.verdict(measured.verdict()))
     monkeypatch.setattr(compare, "host", lambda: host() | {"cores": 2})
     monkeypatch.setattr(report, "drawn_dashboard", lambda *_: Markup("<p>drawn</p>"))
     return run_with
@@ -222,7 +236,7 @@ def test_comparison_concludes(case, run, tmp_path, capsys):
         ),
         (
             "busy machine",
-            "Doubtful: in 1 of 6 windows other programs used up to 1.3 of this machine's 2 core(s), so the numbers "
+            "Doubtful: in 1 of 6 windows other programs used up to 1.3 cores of this machine's 2, so the numbers "
             "show them too. With 64 users, dynamic batching answered 1.50 times as many requests of embedding (95 % "
             "interval 1.27 to 1.77) as the same server with dynamic batching off. p95: 7 ms instead of 10 ms. End the "
             "other programs and measure again.",
@@ -232,6 +246,48 @@ def test_comparison_concludes(case, run, tmp_path, capsys):
 def test_sentence_has_the_cause_then_the_number_and_one_remedy(case, expected, run):
     measured, _ = run(COMPARISONS[case].windows, **COMPARISONS[case].settings)
     assert report.sentence(measured.results()) == expected
+
+
+BUSY = {"other_cores": 1.3}
+LATE_AT_A_RATE = [(100, 90, 95), (100, 90, 85), (100, 90, 90)]
+# Three runs of each command, which are proven, doubtful and not proven.
+WORDS: dict[str, tuple[dict[str, str], list[Window], list[Window], list[Window]]] = {
+    "modes": ({}, closed(), closed(only=1, **BUSY), closed(WIDE[0])),
+    "three modes": (
+        {}, closed([(100, 120, 150)] * 3), closed([(100, 120, 150)] * 3, **BUSY), closed([(100, 150, 150)] * 3),
+    ),
+    "users who think": (
+        THINKING, closed([(100, 230)] * 3), closed([(221, 229)] * 3), closed([(100, 230)] * 2),
+    ),
+    "workers": ({"WORKERS": "2"}, closed(), closed(client_cpu=0.97), closed(only=0, failed=3)),
+    "MIN_RATIO": ({"MIN_RATIO": "1.2"}, closed(), closed(**BUSY), closed(WIDE[0])),
+    "formats": ({"FORMATS": "onnx int8"}, formats(), formats(**BUSY), formats(WIDE[0])),
+    "a rate": (OPEN, at_a_rate(), at_a_rate(**BUSY), at_a_rate(LATE_AT_A_RATE)),
+    "texts": ({}, generating(1.0), changed(generating(1.0), client_cpu=0.97), generating(1.5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(3), ids=VERDICTS)
+@pytest.mark.parametrize("command", WORDS)
+def test_every_output_of_a_comparison_shows_the_same_word(command, number, run, tmp_path, capsys):
+    settings, *windows = WORDS[command]
+    measured, status = run(windows[number], **settings)
+    exported = generate_latest(measured.metrics.registry).decode()
+    words = re.findall(r'^loadtest_verdict{.*word="(.*)"} 1.0$', exported, re.MULTILINE)
+    page = tmp_path / "latest/report.html"
+    words += shown_words(capsys.readouterr().out, page, status)
+    assert words == [VERDICTS[number]] * 5
+    is_large = [bool(large(page.read_text())), "\nloadtest_proven_ratio{" in exported]
+    assert is_large == [number == 0] * 2
+
+
+def shown_words(printed: str, page: Path, status: int) -> list[str]:
+    """Return the words that the terminal, the page, the results beside it and the exit code show."""
+    words = re.findall(r"^(Proven|Doubtful|Not proven): ", printed, re.MULTILINE)
+    words += re.findall(r"<h1>(Proven|Doubtful|Not proven): ", page.read_text())
+    (results,) = page.resolve().parent.glob("*.json")
+    codes = {code: word for word, code in EXIT_CODES.items()}
+    return [*map(str.lower, words), json.loads(results.read_text())["verdict"]["word"], codes[status]]
 
 
 def test_full_disk_leaves_the_printed_table(run, monkeypatch, capsys):
@@ -251,6 +307,18 @@ IN_TIME = {"goodput_rps": 70.0, "goodput_ratio": 0.9}
 QUEUE = "which at 78 answers per second are a queue of 3.3 s, so that 95 % of the answers come within 3300 ms"
 
 
+@pytest.fixture
+def run_overload(monkeypatch, tmp_path, blank_charts) -> Callable[[dict], int]:
+    """Return a function that runs `make loadtest OVERLOAD=3` as if it had these results."""
+
+    def run_with(results: dict) -> int:
+        monkeypatch.setattr(overload, "Overload", lambda _: SimpleNamespace(run=lambda: results))
+        return overload.main()
+
+    monkeypatch.setenv("REPORTS", str(tmp_path))
+    return run_with
+
+
 @pytest.mark.parametrize(
     ("change", "numbers", "shown", "codes"),
     [
@@ -263,18 +331,17 @@ QUEUE = "which at 78 answers per second are a queue of 3.3 s, so that 95 % of th
         ({"arrived_rps": 100.0}, "100 3 1000 0.00 78 66", "", [Code.FEW_ARRIVALS]),
         ({"other_cores": 1.5}, NONE_IN_TIME, "", [Code.OTHER_PROGRAMS]),
         ({"other_cores": 1.5, "late_p95_ms": 80.0}, NONE_IN_TIME, "", [Code.OTHER_PROGRAMS, Code.SENT_LATE]),
+        ({"answered_rps": 0.0}, "234 3 1000 0.00 0 66", "", [Code.NO_ANSWER]),
     ],
 )
-def test_overload_concludes(change, numbers, shown, codes, monkeypatch, tmp_path, blank_charts, capsys):
+def test_overload_concludes(change, numbers, shown, codes, run_overload, tmp_path, capsys):
     results = overloaded([], **change)
-    verdict = results["verdict"]
-    monkeypatch.setattr(overload, "Overload", lambda _: SimpleNamespace(run=lambda: results))
-    monkeypatch.setenv("REPORTS", str(tmp_path))
-    status = overload.main()
+    verdict, status = results["verdict"], run_overload(results)
     sentence, page = overload.sentence(results), (tmp_path / "latest-overload/report.html").read_text()
     found = [Code[cause["code"]] for cause in verdict["causes"]]
     assert (numbers_of(overload.measured(results)), large(page), found) == (numbers, shown, codes)
-    assert (verdict["word"], status) == ((DOUBTFUL, EXIT_CODES[DOUBTFUL]) if codes else (PROVEN, 0))
+    word = codes[0].word if codes else PROVEN
+    assert (verdict["word"], status) == (word, EXIT_CODES[word])
     printed = capsys.readouterr().out
     check_shown(verdicts.also(verdict), sentence, page, printed)
     # A doubtful number proves no cause, so only the remedy of its doubt stands there.
@@ -298,6 +365,19 @@ FAILED = arm("encoder: instances 4 x 1 threads", None, "failed", reason="no memo
 ONCE = arm("encoder: max_batch_size 8", 1.3, "not proven") | {"values": [394.0]}
 GONE = {"stopped": "Triton is gone", "verdict": judge([Cause(Code.STOPPED, reason="Triton is gone")])}
 ORIGINAL_ONCE = {"original": BETTER["original"] | {"values": [303.0]}}
+
+
+@pytest.fixture
+def run_search(monkeypatch, tmp_path, blank_charts) -> Callable[[dict], int]:
+    """Return a function that runs `make tune` as if it had this result."""
+
+    def run_with(result: dict) -> int:
+        settings = Settings.load().replace(REPORTS=str(tmp_path))
+        search = SimpleNamespace(run=lambda: None, result=lambda: result, settings=settings, stopped=result["stopped"])
+        monkeypatch.setattr(tuning, "Tuning", lambda _: search)
+        return tuning.main()
+
+    return run_with
 
 
 # The outcome of a search -> the numbers of what was measured. A single measurement has none.
@@ -325,12 +405,9 @@ ORIGINAL_ONCE = {"original": BETTER["original"] | {"values": [303.0]}}
         (BUSY | {"goal": {"rate": 50.0}}, "95 3.60 105 3", ""),
     ],
 )
-def test_search_concludes(result, numbers, shown, monkeypatch, tmp_path, blank_charts, capsys):
-    settings = Settings.load().replace(REPORTS=str(tmp_path))
-    search = SimpleNamespace(run=lambda: None, result=lambda: result, settings=settings, stopped=result["stopped"])
-    monkeypatch.setattr(tuning, "Tuning", lambda _: search)
+def test_search_concludes(result, numbers, shown, run_search, tmp_path, capsys):
     word = result["verdict"]["word"]
-    assert tuning.main() == (130 if search.stopped == "interrupted" else EXIT_CODES[word])
+    assert run_search(result) == (130 if result["stopped"] == "interrupted" else EXIT_CODES[word])
     page = (tmp_path / "latest-tune/tune.html").read_text()
     sentence = table.sentence(result)
     assert (numbers_of(table.measured(result)), large(page)) == (numbers, shown)
@@ -359,3 +436,20 @@ def test_each_outcome_of_a_search_has_a_cause_and_one_remedy():
     )
     assert table.sentence(UNCONFIRMED).endswith("Keep what you have.")
     assert table.sentence(NOTHING).startswith("Not proven: no other configuration won. Your configuration answers 303")
+
+
+@pytest.mark.parametrize(
+    ("runner", "link", "word", "results"),
+    [
+        ("run_overload", "latest-overload/report.html", PROVEN, lambda: overloaded([])),
+        ("run_overload", "latest-overload/report.html", DOUBTFUL, lambda: overloaded([], other_cores=1.5)),
+        ("run_overload", "latest-overload/report.html", NOT_PROVEN, lambda: overloaded([], answered_rps=0.0)),
+        ("run_search", "latest-tune/tune.html", PROVEN, lambda: BETTER),
+        ("run_search", "latest-tune/tune.html", DOUBTFUL, lambda: BUSY),
+        ("run_search", "latest-tune/tune.html", NOT_PROVEN, lambda: NOTHING),
+    ],
+)
+def test_every_output_of_other_commands_shows_the_same_word(runner, link, word, results, request, tmp_path, capsys):
+    status = request.getfixturevalue(runner)(results())
+    assert shown_words(capsys.readouterr().out, tmp_path / link, status) == [word] * 4
+    assert bool(large((tmp_path / link).read_text())) == (word == PROVEN)
