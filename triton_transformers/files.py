@@ -69,7 +69,7 @@ class Measurement:
         return bool(KINDS[self.kind][1])
 
     def write(self, lock: Path) -> None:
-        with lock.open("r+") as file:
+        with contextlib.suppress(OSError), lock.open("r+") as file:  # a full disk must not end the measurement
             file.write(json.dumps(asdict(self)) + "\n")
             file.truncate()
 

@@ -58,6 +58,11 @@ def test_holder_of_the_lock_says_what_it_does(tmp_path, monkeypatch, measurement
     assert Measurement.read(lock) is None  # it was killed: it would have emptied the file
 
 
+def test_full_disk_does_not_end_a_measurement(tmp_path, full_disk):
+    (tmp_path / "lock").touch()
+    Measurement("comparison", "spam", "x" * LIMIT).write(tmp_path / "lock")
+
+
 def test_command_that_waits_for_another_prints_so_without_a_terminal(tmp_path, capsys, monkeypatch):
     flock = fcntl.flock
 
