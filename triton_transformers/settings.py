@@ -373,6 +373,7 @@ class Settings(dict[str, str]):
 
     # Finding the fastest configuration (`make tune`)
     p95 = Setting(_optional(_decimal(1)), shown=True)
+    p95_first_token = Setting(_optional(_decimal(1)), shown=True)
     minutes = Setting(_decimal(1), "10", shown=True)
     apply = Setting(_flag, "0")
     resume = Setting(_flag, "0")

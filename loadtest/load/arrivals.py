@@ -22,6 +22,8 @@ class Sample(NamedTuple):
     `at` counts seconds from when the window opened; in a finished window, from when the comparison began. In an open
     loop, `latency_ms` counts from when the request arrived, and a user sent it `late_ms` after that. `amount` counts
     what the request had of its unit, such as seconds of sound. A server that has enough to do refuses requests (429).
+    Of a streamed text, `first_token_ms` counts until its first token, and `output_token_ms` is the mean of each later
+    one.
     """
 
     at: float
@@ -30,6 +32,8 @@ class Sample(NamedTuple):
     late_ms: float = 0.0
     amount: float = 1.0
     is_refused: bool = False
+    first_token_ms: float | None = None
+    output_token_ms: float | None = None
 
     @property
     def arrived(self) -> float:

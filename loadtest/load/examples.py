@@ -173,12 +173,14 @@ ROUTES = {
 }
 
 
-def gateway_request(model: str, kind: str, tensors: list[Tensor]) -> bytes:
-    """Return the body of a request to the route of this kind."""
+def gateway_request(model: str, kind: str, tensors: list[Tensor], streams: bool = False) -> bytes:
+    """Return the body of a request to the route of this kind; `streams` asks for each token as it comes."""
     body = ROUTES[kind].body({t.name: t.data[4:].decode() for t in tensors if t.datatype == "BYTES"})
     for tensor in tensors:
         if tensor.name == "max_new_tokens":
             body["max_tokens"] = int.from_bytes(tensor.data, "little")
+    if streams:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
     return json.dumps({"model": model, **body}).encode()
 
 

@@ -40,8 +40,12 @@ TLS.check_hostname, TLS.verify_mode = False, ssl.CERT_NONE
 IDLE_S = 60.0
 CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
-# The context of a request holds the delay between its arrival and its sending, and its amount (arrivals.Sample).
-LATE_MS, AMOUNT = "late_ms", "amount"
+TOKENS = re.compile(rb'"completion_tokens": *(\d+)')
+# The kind of systems whose answers the gateway streams.
+STREAMS = "generation"
+# The context of a request holds the delay between its arrival and its sending, its amount, and the times of a text that
+# was streamed (arrivals.Sample).
+LATE_MS, AMOUNT, FIRST_TOKEN_MS, OUTPUT_TOKEN_MS = "late_ms", "amount", "first_token_ms", "output_token_ms"
 
 
 @dataclass(frozen=True)
@@ -265,6 +269,9 @@ class HttpTritonUser(TritonUser, FastHttpUser):
 def answer_defect(kind: str, content: bytes) -> str:
     """Return what is wrong with an answer of the gateway for a system of this kind, or nothing."""
     answers = ROUTES[kind].answers
+    if kind == STREAMS:
+        is_whole = b"data: [DONE]" in content and b'"error":' not in content
+        return "" if is_whole else f"the stream failed: {content[-200:].decode(errors='replace')}"
     try:
         body = json.loads(content)
     except ValueError:
@@ -287,10 +294,11 @@ class GatewayUser(TritonUser):
     kind = "POST"
     connection: socket.socket | None = None
     used_at = 0.0
+    tokens_at: tuple[float, float] = (0.0, 0.0)  # when the first and the last token of a stream came
 
     @staticmethod
     def encode(job: Job, tensors: list[Tensor]) -> bytes:
-        body = gateway_request(job.model, job.kind, tensors)
+        body = gateway_request(job.model, job.kind, tensors, streams=job.kind == STREAMS)
         head = (
             f"POST {ROUTES[job.kind].path} HTTP/1.1\r\nHost: {urlsplit(job.url).netloc}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -309,6 +317,11 @@ class GatewayUser(TritonUser):
                 exception = kind(f"{status} {body[:200].decode(errors='replace')}")
             elif reason := answer_defect(self.traffic.job.kind, body):
                 exception = ValueError(reason)
+            elif tokens := TOKENS.findall(body):
+                first, last = self.tokens_at
+                self.sending[FIRST_TOKEN_MS] = (first - since) * 1000
+                if (later := int(tokens[-1]) - 1) > 0:
+                    self.sending[OUTPUT_TOKEN_MS] = (last - first) * 1000 / later
         except OSError as error:
             exception = error
         if exception:
@@ -329,10 +342,15 @@ class GatewayUser(TritonUser):
                 self.connection = TLS.wrap_socket(self.connection, server_hostname=url.hostname)
         self.connection.sendall(request)
         received = b""
+        self.tokens_at = (0.0, 0.0)
         while part := self.connection.recv(65_536):
             received += part
+            if b'"choices":' in part:
+                now = time.perf_counter()
+                self.tokens_at = (self.tokens_at[0] or now, now)
             head, end, body = received.partition(b"\r\n\r\n")
-            if end and len(body) >= int(CONTENT_LENGTH.search(head)[1]):  # type: ignore[index]  # the gateway sends it
+            length = CONTENT_LENGTH.search(head)  # a stream has none, but chunks, of which the last one is empty
+            if end and (len(body) >= int(length[1]) if length else body.endswith(b"\r\n0\r\n\r\n")):
                 self.used_at = time.monotonic()
                 if CLOSES.search(head):
                     self.disconnect()

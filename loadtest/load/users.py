@@ -9,7 +9,16 @@ import psutil
 from locust.env import Environment
 
 from loadtest.load.arrivals import Sample
-from loadtest.load.locust_users import AMOUNT, LATE_MS, Job, TooManyRequestsError, Traffic, user_class
+from loadtest.load.locust_users import (
+    AMOUNT,
+    FIRST_TOKEN_MS,
+    LATE_MS,
+    OUTPUT_TOKEN_MS,
+    Job,
+    TooManyRequestsError,
+    Traffic,
+    user_class,
+)
 
 
 class Meter:
@@ -44,7 +53,8 @@ class Meter:
         text = str(exception) if exception else ""
         late_ms, amount = context.get(LATE_MS, 0.0), context.get(AMOUNT, 1.0)
         is_refused = isinstance(exception, TooManyRequestsError)
-        self.samples.append(Sample(at, response_time, text, late_ms, amount, is_refused))
+        times = context.get(FIRST_TOKEN_MS), context.get(OUTPUT_TOKEN_MS)
+        self.samples.append(Sample(at, response_time, text, late_ms, amount, is_refused, *times))
 
 
 class Users:

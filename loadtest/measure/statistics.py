@@ -168,6 +168,7 @@ def summary(windows: list[Window], model: str) -> Results:
         "cpu": float(np.mean([w.client_cpu for w in windows])),
         "other_cores": mean_known([w.other_cores for w in windows]),
         **generation([w.generated for w in windows if w.generated]),
+        **streams(windows),
         **open_loop(windows),
         "models": {name: asdict(m) for name, m in models.items()},
     }
@@ -190,6 +191,21 @@ def generation(windows: list[Generated]) -> Results:
         "tokens_per_step": total.tokens_per_step,
         "first_token_ms": total.first_token_ms,
         "output_token_ms": total.output_token_ms,
+    }
+
+
+def streams(windows: list[Window]) -> Results:
+    """Return the percentiles of the times to the first token and of each later one; nothing without streams."""
+    samples = [sample for window in windows for sample in window.samples]
+    times = {
+        "first_token": [sample.first_token_ms for sample in samples if sample.first_token_ms is not None],
+        "output_token": [sample.output_token_ms for sample in samples if sample.output_token_ms is not None],
+    }
+    return {
+        f"{name}_p{percent}_ms": float(np.percentile(milliseconds, percent))
+        for name, milliseconds in times.items()
+        for percent in (50, 95)
+        if milliseconds
     }
 
 

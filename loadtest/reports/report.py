@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,8 +213,7 @@ def rows(results: Results) -> list[list[str]]:
     if results["generates"]:
         return [
             *first,
-            row("time to first token, ms", "first_token_ms", ".0f"),
-            row("time per output token, ms", "output_token_ms", ".1f"),
+            *token_rows(results, row),
             *latency,
             row("texts together (tokens per step)", "tokens_per_step", ".2f"),
             *locust,
@@ -249,6 +249,18 @@ def ratio_rows(results: Results) -> list[list[str]]:
         ],
         ["  95 % interval", *("-".join(f"{bound:.2f}" for bound in ratio.get("ci95") or ()) for ratio in ratios)],
     ]
+
+
+def token_rows(results: Results, row: Callable[[str, str, str], list[str]]) -> list[list[str]]:
+    """Return the times of tokens: percentiles of the texts that users streamed, else the means of the backend."""
+    times = (("time to first token", "first_token", ".0f"), ("time per output token", "output_token", ".1f"))
+    if has_streams(results):
+        return [row(f"{name} p{p}, ms", f"{key}_p{p}_ms", form) for name, key, form in times for p in (50, 95)]
+    return [row(f"{name}, mean, ms", f"{key}_ms", form) for name, key, form in times]
+
+
+def has_streams(results: Results) -> bool:
+    return all("output_token_p95_ms" in figures for figures in results["modes"].values())
 
 
 def quality_rows(results: Results) -> list[list[str]]:
@@ -382,7 +394,8 @@ def scale_latency(axes: Axes, name: str, results: Results) -> None:
 
 def draw_token_times(results: Results, figure: Figure, palette: Palette) -> None:
     """Draw how long a text's first token takes, and each later one."""
-    kinds = {"first_token_ms": "to the first token", "output_token_ms": "per later token"}
+    which, name = ("_p95_ms", "p95") if has_streams(results) else ("_ms", "mean")
+    kinds = {f"first_token{which}": f"to the first token, {name}", f"output_token{which}": f"per later token, {name}"}
     for axes, (key, name) in zip(figure.subplots(2), kinds.items(), strict=True):
         modes = list(reversed(results["modes"]))
         times = [results["modes"][mode][key] for mode in modes]

@@ -30,24 +30,31 @@ WINNER = "winner"
 
 @dataclass(frozen=True)
 class Goal:
-    """Either a limit of the 95th percentile in milliseconds, or a rate in requests per second; the other one is 0."""
+    """Either limits of the 95th percentile in milliseconds, or a rate in requests per second; what is not set is 0.
+
+    `p95_ms` is that of the whole answer, `first_token_ms` that of the first token of a streamed text.
+    """
 
     p95_ms: float = 0.0
     rate: float = 0.0
+    first_token_ms: float = 0.0
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Goal:
-        p95, rate = settings.p95 or 0.0, settings.rate or 0.0
-        if bool(p95) == bool(rate):
+        p95, rate, first_token = settings.p95 or 0.0, settings.rate or 0.0, settings.p95_first_token or 0.0
+        if bool(p95 or first_token) == bool(rate):
             raise UserError(
                 "set either P95, in milliseconds, for the most requests per second within it (make tune P95=100), or "
-                "RATE, in requests per second, for the lowest p95 at that rate (make tune RATE=200)"
+                "RATE, in requests per second, for the lowest p95 at that rate (make tune RATE=200). P95 times a whole "
+                "text, P95_FIRST_TOKEN its first token"
             )
+        if first_token and settings.protocol != "openai":
+            raise UserError("P95_FIRST_TOKEN times streams, which only PROTOCOL=openai has: set that too")
         if pace := [name for name in ("WAIT", "SPAWN_RATE") if settings[name]]:
             raise UserError(
                 f"`make tune` lets requests arrive at a rate, whatever users do; clear {' and '.join(pace)}"
             )
-        goal, minutes = cls(p95, rate), settings.minutes
+        goal, minutes = cls(p95, rate, first_token), settings.minutes
         if minutes < (smallest := goal.minutes(math.inf)):
             raise UserError(
                 f"MINUTES={minutes:g}: even on a fast machine this search takes {smallest} minutes, because every "
@@ -67,7 +74,18 @@ class Goal:
     @property
     def larger_is_better(self) -> bool:
         """Return whether a measurement is a rate, not a latency."""
-        return bool(self.p95_ms)
+        return not self.rate
+
+    @property
+    def target_ms(self) -> float:
+        return self.p95_ms or self.first_token_ms
+
+    def timed_ms(self, latency_ms: float, first_token_ms: float | None) -> float:
+        """Return what the target is compared with. Of two targets, a request counts by the one that it misses most."""
+        if not self.first_token_ms:
+            return latency_ms
+        first_ms = latency_ms if first_token_ms is None else first_token_ms
+        return max(latency_ms, first_ms * self.p95_ms / self.first_token_ms) if self.p95_ms else first_ms
 
 
 def try_s(rate: float, minimum: float = MINIMUM_TRY_S) -> float:

@@ -55,6 +55,7 @@ def html(result: Results, charts: dict[str, Chart]) -> str:
         "tune/tune.html.j2",
         results=result,
         sentence=table.sentence(result),
+        goal_text=table.goal(result),
         also=also(result["verdict"]),
         columns=table.columns(result),
         rows=table.rows(result),
@@ -78,7 +79,7 @@ def all_charts(results: Results) -> dict[str, Chart]:
 def draw_plane(results: Results, figure: Figure, palette: Palette) -> None:
     """Draw the p95 at every rate that was tried, and where the original and the winner meet the target."""
     axes = figure.add_subplot()
-    target = results["goal"]["p95_ms"]
+    target = results["goal"].get("p95_ms") or results["goal"]["first_token_ms"]
     configurations = highlighted(results, palette)
     points: list[Point] = []
     rates: list[float] = []

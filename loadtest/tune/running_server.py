@@ -12,7 +12,7 @@ from typing import Any
 import gevent
 import numpy as np
 
-from loadtest.load.arrivals import GIVEN_UP, arrived_within, is_overloaded
+from loadtest.load.arrivals import GIVEN_UP, Sample, arrived_within, is_overloaded
 from loadtest.load.examples import ask
 from loadtest.load.users import Users
 from loadtest.measure.statistics import CLIENT_LIMIT
@@ -96,7 +96,7 @@ class RunningServer:
             if self.goal.rate:
                 value = p95(self.goal.rate, HOPELESS * (expected or MAXIMUM_TRY_S / HOPELESS * 1000))
             else:
-                limit = self.goal.p95_ms
+                limit = self.goal.target_ms
                 # A server for which the first rate is too high gets few requests of it, and begins again below it.
                 start = expected or self.first_rate(p95(FIRST_RATE, HOPELESS * limit), limit)
                 # Without this, repeated measurements would try the same rates, and often find exactly the same.
@@ -109,14 +109,14 @@ class RunningServer:
             self.present = None
             self.wait_for_server()
             raise CandidateFailed(str(error)) from None
-        if self.goal.p95_ms and value <= LOWEST and not candidate.changes:
+        if not self.goal.rate and value <= LOWEST and not candidate.changes:
             p95_ms = tries[-1][1]
             shown = f"its p95 is {p95_ms:.0f} ms" if p95_ms else "requests pile up"
             raise UserError(
-                f"P95={self.goal.p95_ms:g}: your configuration is slower at any rate; even at {LOWEST:g} requests per "
-                f"second, {shown}. Set a higher P95, or RATE instead, to find the lowest latency at a rate"
+                f"P95={self.goal.target_ms:g}: your configuration is slower at any rate; even at {LOWEST:g} requests "
+                f"per second, {shown}. Set a higher P95, or RATE instead, to find the lowest latency at a rate"
             )
-        return Measured(value, tries, bool(self.goal.p95_ms) and value == needed)
+        return Measured(value, tries, not self.goal.rate and value == needed)
 
     @staticmethod
     def first_rate(p95_ms: float, limit_ms: float) -> float:
@@ -218,9 +218,12 @@ class RunningServer:
             raise CandidateFailed(f"{len(failed)} of {len(samples)} requests failed, the first with: {failed[0][:200]}")
         if not samples:
             raise CandidateFailed(f"no request was answered in {elapsed:.0f} s at {rate:g} requests/s")
-        if self.goal.p95_ms and (hopeless or any(sample.error for sample in samples)):
+        if not self.goal.rate and (hopeless or any(sample.error for sample in samples)):
             return math.inf
-        return float(np.percentile([sample.latency_ms for sample in samples], 95))
+        return float(np.percentile([self.timed_ms(sample) for sample in samples], 95))
+
+    def timed_ms(self, sample: Sample) -> float:
+        return self.goal.timed_ms(sample.latency_ms, sample.first_token_ms)
 
     def is_hopeless(self, rate: float, limit_s: float, elapsed: float, seconds: float) -> bool:
         """Return whether a request failed, or already more are late than 5 % of all that the try will have."""
@@ -229,7 +232,7 @@ class RunningServer:
         for sample in self.users.samples:
             if sample.error:  # a failure, or no user was free for too long
                 return True
-            in_time += 0 <= sample.arrived < due and sample.latency_ms <= limit_s * 1000
+            in_time += 0 <= sample.arrived < due and self.timed_ms(sample) <= limit_s * 1000
         # Arrivals are random: allow three standard deviations fewer than expected.
         expected = rate * max(0.0, due)
         return expected - 3 * math.sqrt(expected) - in_time > LATE_SHARE * rate * seconds

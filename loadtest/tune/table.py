@@ -80,8 +80,14 @@ def runner_up(results: Results) -> str:
 
 
 def goal(results: Results) -> str:
-    target = results["goal"]
-    return f"at {target['rate']:g} requests/s" if "rate" in target else f"with a p95 of at most {target['p95_ms']:g} ms"
+    """Return the target and what it times."""
+    target, tokens = results["goal"], results["new_tokens"]
+    whole = f" for a whole text of at most {tokens} tokens" if tokens else ""
+    if "rate" in target:
+        return f"at {target['rate']:g} requests/s{whole}"
+    parts = [f"{target['p95_ms']:g} ms{whole}"] if "p95_ms" in target else []
+    parts += [f"{target['first_token_ms']:g} ms for its first token"] if "first_token_ms" in target else []
+    return f"with a p95 of at most {' and '.join(parts)}"
 
 
 def gain(compared: Arm, results: Results) -> str:

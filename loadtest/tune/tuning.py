@@ -83,6 +83,8 @@ class Tuning:
                 raise UserError(
                     f"'{self.subject.plan.system}' has nothing to tune: docs/sizing.md lists what is searched"
                 )
+            if self.goal.first_token_ms and not self.subject.generates:
+                raise UserError(f"P95_FIRST_TOKEN: '{self.subject.plan.system}' generates no text: set P95 instead")
             models = [Switched(name, config, {}, batches=True) for name, config in self.configs.items()]
             try:
                 with (
@@ -217,7 +219,8 @@ class Tuning:
         return self.subject.identity() | {
             "engines": {model: engine for model, engine in sorted(self.engines.items()) if model in self.configs},
             "noun": self.subject.examples.noun,
-            "goal": {"p95_ms": self.goal.p95_ms} if self.goal.p95_ms else {"rate": self.goal.rate},
+            "goal": {name: value for name, value in dataclasses.asdict(self.goal).items() if value},
+            "new_tokens": self.settings.tokens if self.subject.generates else None,
             "command": reports.command(self.settings, "tune"),
             "settings": {
                 "workload": workload.name,

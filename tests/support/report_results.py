@@ -65,7 +65,8 @@ def better() -> dict:
         "system": "embedding", "profile": "cpu", "runtime": "local", "noun": "texts",
         "host": {"cpu": "A CPU", "cores": 2, "memory_gb": 8.0, "gpu": None, "system": "Linux"},
         "triton": {"version": "2.51.0", "image": None, "cores": 2}, "engines": {"encoder": "openvino bf16"},
-        "goal": {"p95_ms": 100.0}, "command": "make tune P95=100", "settings": settings, "arms": arms,
+        "goal": {"p95_ms": 100.0}, "new_tokens": None, "command": "make tune P95=100", "settings": settings,
+        "arms": arms,
         "original": {"label": "as configured", "values": [303.0, 298.0, 309.0], "probes": probes(303)},
         "winner": {"label": arms[0]["label"], "changes": {}, "values": [341.0, 338.0], "probes": probes(340)},
         "confirmation": {

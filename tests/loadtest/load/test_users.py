@@ -182,6 +182,37 @@ def test_worker_that_leaves_or_comes_in_addition_raises_an_error(start_worker):
     assert [worker.wait(60) for worker in workers] == [130, 0]
 
 
+def chunk(event: str) -> bytes:
+    data = f"data: {event}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def test_streamed_texts_have_the_times_of_their_tokens():
+    """The first token comes after 0.2 s, and the two later ones in another 0.2 s."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    token = chunk('{"choices": [{"text": "a"}], "usage": null}')
+    usage = chunk('{"choices": [], "usage": {"completion_tokens": 3}}')
+
+    class Slowly(list):
+        def __iter__(self) -> Iterator[bytes]:
+            for delay, part in super().__iter__():
+                time.sleep(delay)
+                yield part
+
+    parts = Slowly([(0.2, head + token), (0.1, token), (0.1, token + usage + chunk("[DONE]")), (0.0, b"0\r\n\r\n")])
+    prompt = [Tensor("prompt", "BYTES", [1], b"\1\0\0\0a"), Tensor("max_new_tokens", "INT32", [1], b"\3\0\0\0")]
+    with replying([parts] * 50) as server:
+        job = replace(JOB, protocol="openai", requests=[prompt], url=f"http://{server.address}", kind="generation")
+        with Users(job) as users:
+            users.open_window()
+            users.start(1, 1)
+            wait_until(lambda: len(users.samples) > 1)
+    for sample in users.samples[:2]:
+        assert sample.error == ""
+        assert 200 <= sample.first_token_ms < 390 <= sample.latency_ms
+        assert 90 <= sample.output_token_ms < 190
+
+
 def test_single_request_over_tls_lets_other_users_run(tmp_path):
     """The server answers only while another greenlet of this process runs."""
     other_runs = threading.Event()

@@ -171,7 +171,17 @@ KINDS = {
     "generation": (
         config(("text_input", "TYPE_STRING", ["1"]), ("max_new_tokens", "TYPE_INT32", ["1"], True), max_batch_size=0)
         | {"output": [{"name": "text_output", "dims": ["1"]}]},
-        ("/v1/completions", {"model": "m", "prompt": "plain", "temperature": 0, "max_tokens": 7}),
+        (
+            "/v1/completions",
+            {
+                "model": "m",
+                "prompt": "plain",
+                "temperature": 0,
+                "max_tokens": 7,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        ),
     ),
 }
 
@@ -213,6 +223,18 @@ def test_load_goes_to_the_gateways_address_with_a_plain_key():
 )
 def test_answer_of_the_gateway_without_data_counts_as_failed(content, defect):
     assert answer_defect("embedding", content) == defect
+
+
+@pytest.mark.parametrize(
+    ("content", "is_whole"),
+    [
+        (b'data: {"choices": [{"text": "an \\"error\\": no"}]}\n\ndata: [DONE]\n\n', True),
+        (b'data: {"choices": [{"text": "a"}]}\n\n', False),
+        (b'data: {"error": {"message": "gone"}}\n\ndata: [DONE]\n\n', False),
+    ],
+)
+def test_stream_that_is_not_whole_counts_as_failed(content, is_whole):
+    assert (answer_defect("generation", content) == "") == is_whole
 
 
 def job(seed):

@@ -160,7 +160,7 @@ def test_times_that_the_backend_does_not_count_are_a_dash(measured):
     for window in measured.windows:
         window.generated = Generated(10, window.generated.generated_tokens, window.generated.runs)
     results = measured.results()
-    assert ["time to first token, ms", "-", "-"] in report.rows(results)
+    assert ["time to first token, mean, ms", "-", "-"] in report.rows(results)
     drawn = report.all_charts(results, measured.windows)
     assert render(drawn["tokens"].draw, drawn["tokens"].wide, LIGHT, "png").startswith(b"\x89PNG")
 
@@ -273,10 +273,26 @@ def test_sentence_and_table_name_the_modes_and_show_both_times(measured):
     rows = {row[0]: row[1:] for row in report.rows(results)}
     assert rows["tokens/s"] == ["19.9", "100.0"]
     assert (rows["together / this mode"], rows["  95 % interval"]) == (["5.02", ""], ["3.81-6.60", ""])
-    assert rows["time to first token, ms"] == ["400", "400"]
-    assert rows["time per output token, ms"] == ["50.0", "50.0"]
+    assert rows["time to first token, mean, ms"] == ["400", "400"]
+    assert rows["time per output token, mean, ms"] == ["50.0", "50.0"]
     assert rows["texts together (tokens per step)"] == ["1.00", "6.00"]
     assert report.window_line(measured.windows[1]).split()[:3] == ["1", "dynamic", "100.0"]
+
+
+def test_streamed_texts_have_percentiles_in_place_of_means(measured):
+    for window in measured.windows:
+        window.samples = [
+            sample._replace(first_token_ms=100.0 + place, output_token_ms=None if place else 20.0)
+            for place, sample in enumerate(window.samples)
+        ]
+    results = measured.results()
+    rows = {row[0]: row[1:] for row in report.rows(results)}
+    assert rows["time to first token p50, ms"] == ["110", "110"]
+    assert rows["time to first token p95, ms"] == ["118", "118"]
+    assert rows["time per output token p95, ms"] == ["20.0", "20.0"]
+    assert not [name for name in rows if "mean" in name]
+    drawn = report.all_charts(results, measured.windows)
+    assert b"later token, p95" in render(drawn["tokens"].draw, drawn["tokens"].wide, LIGHT, "svg")
 
 
 def test_page_shows_tokens_in_place_of_batches(measured):

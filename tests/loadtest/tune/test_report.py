@@ -70,8 +70,8 @@ def test_page_shows_the_difference_and_what_was_measured(result, blank_charts):
     assert "<pre>" not in page(nothing_better(result))
     unproven = page(not_confirmed(result) | {"diff": DIFF})
     assert "What the best in the search would change, not proven" in unproven
-    assert "<title>embedding: the best configuration for a p95 of 100 ms</title>" in unproven
-    assert "<title>embedding: the best configuration for 200 requests/s</title>" in page(at_rate(result))
+    assert "<title>embedding: the best configuration with a p95 of at most 100 ms</title>" in unproven
+    assert "<title>embedding: the best configuration at 200 requests/s</title>" in page(at_rate(result))
 
 
 def test_pareto_front_has_no_point_that_another_beats():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loadtest.compare import compare
-from loadtest.tune import tuning
+from loadtest.tune import table, tuning
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs
 from loadtest.tune.running_server import Answers, RunningServer
@@ -60,6 +60,31 @@ def test_configurations_are_read_after_a_killed_search_is_undone(settings, monke
 def test_pace_of_users_is_refused_in_a_search_for_p95(settings):
     with pytest.raises(UserError, match="clear WAIT and SPAWN_RATE"):
         Goal.from_settings(settings.replace(WAIT="0.1", SPAWN_RATE="5"))
+
+
+@pytest.mark.parametrize(
+    ("targets", "timed", "what"),
+    [
+        ({"p95_ms": 1000}, 800, "1000 ms for a whole text of at most 32 tokens"),
+        ({"first_token_ms": 200}, 300, "200 ms for its first token"),
+        # The first token misses its target by a half, and so does the text.
+        ({"p95_ms": 1000, "first_token_ms": 200}, 1500, "1000 ms for a whole text of at most 32 tokens and 200 ms for"),
+    ],
+)
+def test_target_names_what_it_times(targets, timed, what):
+    assert Goal(**targets).timed_ms(800, 300) == timed
+    assert table.goal({"goal": targets, "new_tokens": 32}).startswith(f"with a p95 of at most {what}")
+    at_rate = table.goal({"goal": {"rate": 5}, "new_tokens": 32})
+    assert at_rate == "at 5 requests/s for a whole text of at most 32 tokens"
+
+
+def test_target_for_the_first_token_needs_streams(settings):
+    chosen = settings.replace(P95="", P95_FIRST_TOKEN="200", MINUTES="20")
+    with pytest.raises(UserError, match="only PROTOCOL=openai has"):
+        Goal.from_settings(chosen)
+    assert Goal.from_settings(chosen.replace(PROTOCOL="openai")) == Goal(first_token_ms=200)
+    with pytest.raises(UserError, match=r"^set either P95, .* or RATE"):
+        Goal.from_settings(chosen.replace(PROTOCOL="openai", RATE="5"))
 
 
 @pytest.fixture
@@ -168,7 +193,7 @@ def test_time_that_is_too_short_on_this_machine_is_refused_before_anything_is_me
     search.budget.loaded(4.0)
     with pytest.raises(UserError, match=r"MINUTES=10: .* takes 2000 ms here, .* 4 s: set MINUTES=24$"):
         search._look_at_the_machine(printed.append)
-    assert printed[0].startswith("[yellow]doubtful:[/] now, other programs used 1000000.0 of this machine's")
+    assert printed[0].startswith("[yellow]doubtful:[/] now, other programs used 1000000.0")
     for enough in ({"MINUTES": "24"}, {"RESUME": "1"}):
         search.settings = settings.replace(**enough)
         search._look_at_the_machine(printed.append)
