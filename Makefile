@@ -171,6 +171,10 @@ test-k8s: $(all) ## Tests on the cluster of KUBECONFIG, if KUBE_CONTEXT names it
 audit: $(all) ## Compare the pinned packages and Tritons with known vulnerabilities: OSV_DATABASE=all.zip if offline
 	@$(python) -m scripts.audit
 
+pictures: $(all) ## Draw README's pictures of the running stack and the newest report, in Chromium
+	@tests/chromium.sh
+	@$(python) -m tests.pictures
+
 dashboards-json: $(all) ## Write the dashboards of monitoring/definitions for Grafana
 	@$(python) -m monitoring
 
@@ -196,4 +200,4 @@ clean: ## Stop everything; remove what make created, except .env and the reports
 help: ## Print this list
 	@awk -f scripts/make/help.awk $(MAKEFILE_LIST)
 
-.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test lint test-unit test-stack fuzz test-docker test-k8s audit dashboards-json kubernetes-rules lock version deploy-oci predict-oci destroy-oci clean help
+.PHONY: up add remove down status logs smoke models generate package build build-cpu build-cuda build-neuron loadtest tune drill locust dashboards bench test lint test-unit test-stack fuzz test-docker test-k8s audit pictures dashboards-json kubernetes-rules lock version deploy-oci predict-oci destroy-oci clean help

@@ -34,20 +34,30 @@ def run(stack, block: str, codes: tuple[int, ...] = (0,)) -> str:
     return done.stdout
 
 
-def test_first_screen_works_as_written(stack):
-    first, second = BLOCKS[:2]
-    measure, _ = first.splitlines()  # the second line runs the tests
-    assert measure.startswith("make loadtest ")
-    output = run(stack, measure, (0, 2))  # make's code for a short comparison that is not proven
+def test_commands_work_as_written_in_their_order(stack):
+    start, requests, own_model, triton = BLOCKS[:4]
+    stack.assemble({"SYSTEMS": "chat"})
+    assert start.startswith("make up ")
+    output = run(stack, start, (0, 2))  # make's code for a short comparison that is not proven
     for line in ("requests/s", "latency p95, ms", "texts per batch (encoder)", "report.html", "The stack stays up"):
         assert line in output
     assert (stack.folder / "reports/latest/report.html").exists()
-    output = run(stack, second)
-    assert '"shape":[2,384]' in output
+    output = run(stack, requests)
+    assert "Paris" in output
     assert '"object":"embedding"' in output
     assert "ready" in output
-    assert output.endswith("stopped\n")
+    *commands, measure = own_model.splitlines()
+    assert measure.startswith("make loadtest ")  # takes minutes for a model that generates
+    assert "chat" in run(stack, "\n".join(commands))
+    assert '"shape":[2,384]' in run(stack, triton)
+    assert run(stack, "make down").endswith("stopped\n")
     assert stack.processes("tritonserver") == []
+
+
+def test_pictures_exist_in_both_colour_schemes():
+    shown = re.findall(r'(?:src|srcset)="([^"]+)"', (ROOT / "README.md").read_text())
+    assert len(shown) == 4
+    assert [path for path in shown if not (ROOT / path).exists()] == []
 
 
 def test_no_placeholder_is_left():
