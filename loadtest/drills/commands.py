@@ -173,7 +173,7 @@ def two_ups(stack: DrillStack) -> None:
 # --- a comparison ----------------------------------------------------------------------------------------------------
 
 
-@drill("`make loadtest`, which ends well, or reports that something else used the server, and restores batching")
+@drill("`make loadtest`, which writes its report and restores batching")
 def comparison(stack: DrillStack) -> None:
     with restored(stack):
         compared(stack)
@@ -209,12 +209,9 @@ def worker_killed(stack: DrillStack) -> None:
 
 
 def compared(stack: DrillStack) -> None:
-    """Compare to the end. Raise unless the comparison wrote its report.
-
-    On a slow machine, it may report that something else used the server: the drills' own requests.
-    """
+    """Compare to the end. Raise unless the comparison wrote its report, whatever it could prove beside the drill."""
     code, text = stack.run("loadtest", **SHORT)
-    if "report  " not in text or (code and "something else used the server" not in text):
+    if "report  " not in text:
         raise BrokenError(f"`make loadtest` ended with {code}: {text[-300:]}")
 
 

@@ -30,7 +30,7 @@ Value = TypeVar("Value")
 
 SYSTEM = ("embedding", "tokenizer", "encoder")
 # A comparison that ends in half a minute. Its ratio proves nothing.
-SHORT = {"MODES": "none dynamic", "ROUNDS": "2", "WINDOW": "2", "WARMUP": "1", "USERS": "8"}
+SHORT = {"MODES": "none dynamic", "ROUNDS": "3", "WINDOW": "2", "WARMUP": "1", "USERS": "8"}
 COMMAND_S = 240
 STATE_BYTES = 512 << 20
 

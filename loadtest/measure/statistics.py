@@ -405,8 +405,7 @@ def few_responses(results: Results) -> Cause | None:
     window = min(results["windows"], key=lambda window: window["requests"])
     if window["requests"] >= enough:
         return None
-    seconds = window["end"] - window["start"]
-    return Cause(Code.FEW_RESPONSES, mode=window["mode"], requests=window["requests"], seconds=seconds)
+    return Cause(Code.FEW_RESPONSES, mode=window["mode"], requests=window["requests"])
 
 
 def geometric_mean(values: list[float]) -> float:

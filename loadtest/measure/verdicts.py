@@ -25,6 +25,7 @@ PROVEN, DOUBTFUL, NOT_PROVEN = "proven", "doubtful", "not proven"
 EXIT_CODES = {PROVEN: 0, DOUBTFUL: 3, NOT_PROVEN: 4}
 # Fewer rounds have an interval that shows nothing: 0.03 to 50.
 ENOUGH_ROUNDS = 3
+STOP_OTHERS, KEEP = "Stop the other clients and measure again.", "Keep what you have."
 
 
 class Code(Enum):
@@ -36,38 +37,29 @@ class Code(Enum):
     def __init__(self, word: str, text: str, remedy: str) -> None:
         self.word, self.text, self.remedy = word, text, remedy
 
-    # of every measurement that does not count
+    # a measurement that does not count
     NO_ROUND = (NOT_PROVEN, "{reason}, before one round was complete", "Measure again to the end.")
     STOPPED = (NOT_PROVEN, "stopped early: {reason}; what was measured until then is kept", "Measure again to the end.")
-    FOREIGN_REQUESTS = (
-        NOT_PROVEN,
-        "Triton answered {answered} requests in the windows, but Locust sent {sent}: something else used the server",
-        "Stop the other clients and measure again.",
-    )
-    NEVER_KEEPS_UP = (
-        NOT_PROVEN,
-        "the server never keeps up with {rate:g} requests per second",
-        "Set a lower RATE.",
-    )
+    FOREIGN_REQUESTS = (NOT_PROVEN, "Triton answered {answered} requests, but Locust sent {sent}", STOP_OTHERS)
+    NEVER_KEEPS_UP = (NOT_PROVEN, "the server never keeps up with {rate:g} requests per second", "Set a lower RATE.")
     FAILED_REQUESTS = (NOT_PROVEN, "{failed} request(s) failed", "Look at their errors in requests.csv.")
-    FEW_RESPONSES = (
-        NOT_PROVEN,
-        "a window of {mode} had only {requests} response(s) in {seconds:.0f} s, too few to show the latency",
-        "Set a longer WINDOW.",
-    )
+    FEW_RESPONSES = (NOT_PROVEN, "a window of {mode} had only {requests} response(s)", "Set a longer WINDOW.")
     NO_ANSWER = (NOT_PROVEN, "no request was answered as long as the overload lasted", "Set a longer WINDOW.")
-
-    # how the counters of a comparison contradict its modes
-    RAN_TOGETHER = (
+    FEW_ROUNDS = (NOT_PROVEN, "only {rounds} of the rounds were complete, too few for an interval", "{more}")
+    TIME_OVER = (
         NOT_PROVEN,
-        "one at a time, '{model}' still generated {steps:.2f} tokens per step: max_batch did nothing",
-        "Use an engine that reads max_batch.",
+        "the time was over before another configuration was measured twice",
+        "Set RESUME=1 MINUTES={minutes}, which goes on from these measurements.",
     )
+    WINNER_FAILED = (NOT_PROVEN, "the best in the search failed when it was measured again: {reason}", KEEP)
+
+    # counters that contradict the modes of a comparison
+    RAN_TOGETHER = (NOT_PROVEN, "one at a time, '{model}' still generated {steps:.2f} tokens per step", STOP_OTHERS)
     FOREIGN_BATCHES = (
         NOT_PROVEN,
         "with dynamic batching off, '{model}' still ran {mean:.2f} {noun} per execution: something else was using the "
         "server",
-        "Stop the other clients and measure again.",
+        STOP_OTHERS,
     )
     RAN_ONE_AT_A_TIME = (NOT_PROVEN, "together, '{model}' generated only {steps:.2f} tokens per step", "{remedy}")
     NO_BATCHES = (
@@ -76,33 +68,12 @@ class Code(Enum):
         "{remedy}",
     )
 
-    # of a search
-    WINNER_FAILED = (
-        NOT_PROVEN,
-        "the best in the search failed when it was measured again: {reason}",
-        "Keep what you have.",
-    )
-
-    # of a soak
+    # a soak, whose sentences have their remedy
     PROBLEM = (NOT_PROVEN, "{problem}", "")
     SOAK_STOPPED = (NOT_PROVEN, "{reason}; what was sampled until then is kept", "")
     NOT_FLAT = (NOT_PROVEN, "not flat: {series}. A longer SOAK shows if that goes on", "")
     WRONG_ANSWERS = (NOT_PROVEN, "of {requests:,} {kind} requests {numbers}: {messages}", "")
     NOTHING_SENT = (NOT_PROVEN, "no request was sent: set a longer SOAK, more USERS, or a shorter WAIT", "")
-
-    # of rounds
-    FEW_ROUNDS = (
-        NOT_PROVEN,
-        "only {rounds} of the rounds were complete, and fewer than {enough} have no interval that shows anything",
-        "{more}",
-    )
-
-    # of a search that ended too early
-    TIME_OVER = (
-        NOT_PROVEN,
-        "the time was over before another configuration was measured twice",
-        "Set RESUME=1 MINUTES={minutes}, which goes on from these measurements.",
-    )
 
     # what makes a measurement doubtful
     OTHER_PROGRAMS = (
@@ -117,47 +88,21 @@ class Code(Enum):
         "{share:.0f} % of that or more in each mode: the users were the limit, not the server",
         "Clear WAIT to see what the server can answer.",
     )
-    GENERATOR_BOUND = (
-        DOUBTFUL,
-        "the load generator used {cores:.2f} of the 1 core that a process can use, so it may have been late",
-        "Set WORKERS.",
-    )
-    SENT_LATE = (
-        DOUBTFUL,
-        "the load generator sent one of twenty requests more than {late:.0f} ms after its arrival, and the latencies "
-        "count that",
-        "{remedy}",
-    )
+    SENT_LATE = (DOUBTFUL, "Locust sent one of twenty requests more than {late:.0f} ms after its arrival", "{remedy}")
     FEW_ARRIVALS = (
         DOUBTFUL,
-        "only {arrived:.0f} of {scheduled:.0f} requests per second arrived in the window",
+        "only {arrived:.0f} of {scheduled:.0f} requests per second arrived",
         "Set a longer WINDOW.",
     )
-    NOT_SENT = (
-        DOUBTFUL,
-        "{requests} requests were not sent, because all users of the load generator were waiting",
-        "Set a lower OVERLOAD.",
-    )
-    REPEATS_DISAGREE = (
-        DOUBTFUL,
-        "measurements of one configuration disagree",
-        "Keep what you have, end other programs, and tune again.",
-    )
+    NOT_SENT = (DOUBTFUL, "{requests} requests were not sent, because all users were waiting", "Set a lower OVERLOAD.")
+    REPEATS_DISAGREE = (DOUBTFUL, "measurements of one configuration disagree", "End other programs, and tune again.")
     ROUNDS_DISAGREE = (DOUBTFUL, "the rounds disagree: their ratios are {low:.2f} to {high:.2f}", "{more}")
 
-    # what the interval of a quiet measurement does not prove
-    RATIO_TOO_LOW = (
-        NOT_PROVEN,
-        "the ratio is below MIN_RATIO={minimum:g}",
-        "`make tune` looks for a faster configuration.",
-    )
+    # what a quiet measurement does not prove
+    RATIO_TOO_LOW = (NOT_PROVEN, "the ratio is below MIN_RATIO={minimum:g}", "Look for a faster one with `make tune`.")
     INTERVAL_TOO_LOW = (NOT_PROVEN, "the 95 % interval begins below MIN_RATIO={minimum:g}", "{more}")
-    NOT_CONFIRMED = (
-        NOT_PROVEN,
-        "the best in the search did not win when it was measured again",
-        "Keep what you have.",
-    )
-    NOTHING_BETTER = (NOT_PROVEN, "no other configuration won", "Keep what you have.")
+    NOT_CONFIRMED = (NOT_PROVEN, "the best in the search did not win when it was measured again", KEEP)
+    NOTHING_BETTER = (NOT_PROVEN, "no other configuration won", KEEP)
     CONTAINS_ONE = (NOT_PROVEN, "the 95 % interval contains 1", "{more}")
 
 
@@ -209,7 +154,7 @@ def of_rounds(
 ) -> Cause | None:
     """Return why these rounds prove nothing, or nothing."""
     if interval is None or len(ratios) < ENOUGH_ROUNDS:
-        return Cause(Code.FEW_ROUNDS, rounds=len(ratios), enough=ENOUGH_ROUNDS, more=more)
+        return Cause(Code.FEW_ROUNDS, rounds=len(ratios), more=more)
     low, high = interval
     if minimum and mean < minimum:
         return Cause(Code.RATIO_TOO_LOW, minimum=minimum)

@@ -299,7 +299,7 @@ def causes(results: Results) -> list[Cause]:
     if not results["answered_rps"]:
         found.append(Cause(Code.NO_ANSWER))
     if cores >= CLIENT_LIMIT:
-        found.append(Cause(Code.GENERATOR_BOUND, cores=cores))
+        found.append(Cause(Code.LOCUST_BOUND, effect="it may have been late"))
     if (late := results["late_p95_ms"]) is not None and late > LATE_MS:
         if cores >= OWN_CPU_FROM:
             remedy = "Give it a CPU of its own (LOADTEST_CPUS and TRITON_CPUS)."

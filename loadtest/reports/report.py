@@ -84,7 +84,7 @@ def measured_with_users(results: Results) -> str:
     load = f"with {users} user{'s' if users > 1 else ''}, {subject(results)}"
     baseline = without_batching(results) if results["formats"] else f"the same server with {without_batching(results)}"
     own, other = (results["modes"][verdict[key]]["p95_ms"] for key in ("subject", "baseline"))
-    if is_because_of(verdict, Code.THINKING_USERS):
+    if Code.THINKING_USERS.name in [cause["code"] for cause in verdict["causes"][:1]]:
         return (
             f"{load} answered 95 % of their requests of {system} within {own:.0f} ms, and {baseline} within "
             f"{other:.0f} ms."
@@ -110,11 +110,6 @@ def measured_at_a_rate(results: Results) -> str:
         f"{load}, {subject(results)} {answered} {own} instead of {other} with {without_batching(results)}: "
         f"{verdict[verdict['headline']]:.2f} times as fast{interval_of(verdict)}."
     )
-
-
-def is_because_of(verdict: Results, code: Code) -> bool:
-    """Return whether this is the first cause of the verdict."""
-    return [cause["code"] for cause in verdict["causes"][:1]] == [code.name]
 
 
 def interval_of(verdict: Results) -> str:

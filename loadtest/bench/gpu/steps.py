@@ -129,7 +129,7 @@ def generation(reports: Path) -> None:
 
 
 def compare(stack: OwnStack, system: str) -> dict[str, Any]:
-    load = {"USERS": "64", "ROUNDS": "3", "WINDOW": "10"} if is_cuda() else {"USERS": "8", "ROUNDS": "2", "WINDOW": "5"}
+    load = {"USERS": "64", "ROUNDS": "3", "WINDOW": "10"} if is_cuda() else {"USERS": "8", "ROUNDS": "3", "WINDOW": "5"}
     return comparisons.compare(stack, system, **load)
 
 

@@ -37,7 +37,7 @@ from triton_transformers.settings import Settings, UserError
 HOSTILE = "<script>[b]"
 # The texts of results that come from users, their models, programs, or errors.
 FROM_OUTSIDE = {
-    "advice", "complaints", "cpu", "diff", "engines", "image", "label", "left_out", "notes", "reason", "system",
+    "advice", "cpu", "diff", "engines", "image", "label", "left_out", "notes", "reason", "system",
     "text",
 }  # fmt: skip
 
@@ -145,7 +145,7 @@ def test_report_draws_every_chart_into_one_page_without_foreign_sources(kind, tm
 
 def test_page_and_terminal_show_every_number_and_escape_every_text(kind, tmp_path, blank_charts):
     verdict = kind.results.get("verdict", {}) | {"causes": [{"code": "", "text": "doubtful"}] * 2}
-    results = hostile(kind.results | {"complaints": ["doubtful"], "verdict": verdict})
+    results = hostile(kind.results | {"verdict": verdict})
     html = next(kind.write(results, tmp_path).glob("*.html")).read_text()
     HTMLParser().feed(html)
     assert "<script" not in html

@@ -325,7 +325,7 @@ def run_overload(monkeypatch, tmp_path, blank_charts) -> Callable[[dict], int]:
         ({}, NONE_IN_TIME, "slower 0.00", []),
         (IN_TIME, "70 234 3 1000 0.90 8 66", "faster 0.90", []),
         ({"late_p95_ms": None, "other_cores": None}, NONE_IN_TIME, "slower 0.00", []),
-        ({"client_cores": 0.95}, NONE_IN_TIME, "", [Code.GENERATOR_BOUND]),
+        ({"client_cores": 0.95}, NONE_IN_TIME, "", [Code.LOCUST_BOUND]),
         ({"given_up": 3}, NONE_IN_TIME, "", [Code.NOT_SENT]),
         ({"late_p95_ms": 80.0}, NONE_IN_TIME, "", [Code.SENT_LATE]),
         ({"arrived_rps": 100.0}, "100 3 1000 0.00 78 66", "", [Code.FEW_ARRIVALS]),
@@ -432,7 +432,7 @@ def test_each_outcome_of_a_search_has_a_cause_and_one_remedy():
     )
     assert table.sentence(BUSY) == (
         "Doubtful: measurements of one configuration disagree. Your configuration reached 3.60 to 105 requests/s in 3 "
-        "measurements of the same. Keep what you have, end other programs, and tune again."
+        "measurements of the same. End other programs, and tune again."
     )
     assert table.sentence(UNCONFIRMED).endswith("Keep what you have.")
     assert table.sentence(NOTHING).startswith("Not proven: no other configuration won. Your configuration answers 303")

@@ -238,4 +238,4 @@ def test_drill_holds_only_if_its_message_was_printed(stack: FakeStack, says: tup
 def test_broken_bound_on_a_busy_machine_says_so(capsys):
     for cores, said in ((0.0, False), (64.0, True)):
         report(replace(GOOD, failed_gateway=99, other_cores=cores))
-        assert ("before the fault, other programs used 64.0 of" in " ".join(capsys.readouterr().out.split())) == said
+        assert ("before the fault, other programs used 64.0 cores" in " ".join(capsys.readouterr().out.split())) == said
