@@ -376,7 +376,7 @@ def test_full_disk_is_not_taken_for_an_unknown_architecture(tmp_path, monkeypatc
 @pytest.mark.parametrize("measured", [0.9, 1.1, float("nan")])
 def test_export_that_changes_perplexity_is_refused(tmp_path, monkeypatch, measured):
     monkeypatch.setattr(openvino, "torch_perplexity", lambda *_: 1.0)
-    monkeypatch.setattr(openvino, "served_perplexity", lambda *_: measured)
+    monkeypatch.setattr(openvino, "served_losses", lambda *_: [np.log([measured])])
     monkeypatch.setattr(openvino, "convert", lambda _: None)
     monkeypatch.setattr(openvino, "save", lambda *_: None)
     with pytest.raises(FormatUnavailable, match="its perplexity is"):
