@@ -22,7 +22,6 @@ from triton_transformers.settings import ROOT, Settings
 
 FOLDER = ROOT / "docs/pictures"
 SCHEMES = ("light", "dark")
-QUESTION = "What is the capital of France?"
 WIDTH, SCALE = 960, 1.5
 MAX_BYTES = 300_000
 ANSWER_S = 120
@@ -57,12 +56,13 @@ def take(chrome: WebDriver, name: str, end: str) -> None:
         print(f"{path.relative_to(ROOT)}  {image.width} x {image.height}, {path.stat().st_size} bytes")
 
 
-def chat(chrome: WebDriver) -> None:
-    """Ask `chat` a question in its box, and wait for the whole answer."""
-    form = chrome.find_element(By.CSS_SELECTOR, "[data-system=chat] form")
-    prompt = form.find_element(By.NAME, "prompt")
-    prompt.clear()
-    prompt.send_keys(QUESTION)
+def send(chrome: WebDriver, system: str, **fields: str) -> None:
+    """Fill in fields of the system's box, send it, and wait for the whole answer."""
+    form = chrome.find_element(By.CSS_SELECTOR, f"[data-system={system}] form")
+    for name, text in fields.items():
+        field = form.find_element(By.NAME, name)
+        field.clear()
+        field.send_keys(text)
     form.find_element(By.CSS_SELECTOR, "[type=submit]").click()
     answer = form.find_element(By.CSS_SELECTOR, ".answer")
     WebDriverWait(chrome, ANSWER_S).until(lambda _: answer.text and not answer.get_attribute("aria-busy"))
@@ -79,8 +79,9 @@ def main() -> None:
         size = {"width": WIDTH, "height": 1000, "deviceScaleFactor": SCALE, "mobile": False}
         command(chrome, "Emulation.setDeviceMetricsOverride", **size)
         chrome.get(settings.url("GATEWAY_PORT"))
-        chat(chrome)
-        take(chrome, "page", "[data-system=chat]")
+        send(chrome, "embedding")
+        send(chrome, "chat", prompt="What is the capital of France?")
+        take(chrome, "page", "article:last-of-type")
         chrome.get(report.as_uri())
         take(chrome, "report", "main > picture")
     finally:
