@@ -36,7 +36,11 @@ SAMPLES: dict[str, Any] = {
 }
 # Ability of a system -> the route that most clients know, and the body of an example. The best of a system's is first.
 REQUESTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Which planet is the largest?"}]}),
+    # Like the page's box. At OpenAI's default temperature, 1, a small model answers nonsense.
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Which planet is the largest?"}], "temperature": 0},
+    ),
     "generation": ("/v1/completions", {"prompt": "The three laws of robotics are", "max_tokens": 64}),
     "embedding": ("/v1/embeddings", {"input": [QUERY, TEXTS[0]]}),
     # A system without one vector for each text has another type of vectors.

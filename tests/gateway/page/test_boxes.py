@@ -443,6 +443,7 @@ def test_make_add_prints_the_first_command_of_the_page(gateway: RunningGateway, 
     on_page = [block.split("\n\n")[0] for block in read(gateway, host="localhost:1").commands]
     assert [command for command in printed if command] == on_page
     assert "/v1/chat/completions" in printed[NAMES.index("writer")]
+    assert '"temperature": 0' in printed[NAMES.index("writer")]
     (tmp_path / "writer/1/chat_template.jinja").unlink()
     assert "/v1/completions" in first_command("writer", tmp_path, "cpu", "http://localhost:1", False)
 
