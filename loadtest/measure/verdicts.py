@@ -68,12 +68,12 @@ class Code(Enum):
         "{remedy}",
     )
 
-    # a soak, whose sentences have their remedy
-    PROBLEM = (NOT_PROVEN, "{problem}", "")
-    SOAK_STOPPED = (NOT_PROVEN, "{reason}; what was sampled until then is kept", "")
-    NOT_FLAT = (NOT_PROVEN, "not flat: {series}. A longer SOAK shows if that goes on", "")
-    WRONG_ANSWERS = (NOT_PROVEN, "of {requests:,} {kind} requests {numbers}: {messages}", "")
-    NOTHING_SENT = (NOT_PROVEN, "no request was sent: set a longer SOAK, more USERS, or a shorter WAIT", "")
+    # a soak
+    PROBLEM = (NOT_PROVEN, "{problem}", "Look for the cause in `make logs`.")
+    WRONG_ANSWERS = (NOT_PROVEN, "of {requests:,} {kind} requests {numbers}: {messages}", "Look into `make logs`.")
+    NOT_FLAT = (NOT_PROVEN, "not flat: {series}", "A longer SOAK shows if that goes on.")
+    NOTHING_SENT = (NOT_PROVEN, "no request was sent", "Set a longer SOAK.")
+    TOO_SHORT = (NOT_PROVEN, "the soak is too short to judge a slope", "Set SOAK=10 or more.")
 
     # what makes a measurement doubtful
     OTHER_PROGRAMS = (

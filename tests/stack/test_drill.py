@@ -58,8 +58,8 @@ def test_interrupted_soak_answers_everything_stops_everything_and_writes_its_rep
         os.killpg(process.pid, signal.SIGINT)
         text = begun + "".join(lines)
     assert process.returncode, text
-    assert "of 30 minutes; what was sampled until then is kept" in text
-    assert "That is too short to judge a slope." in text
+    assert "of 30 minutes; what was measured until then is kept" in text
+    assert "Also: the soak is too short to judge a slope." in text
     content = json.loads((tmp_path / "reports/latest-soak/soak.json").read_text())
     assert content["stopped"]
     good, bad = content["requests"]["good"], content["requests"]["bad"]

@@ -12,7 +12,7 @@ from typing import Any
 from loadtest.drills.clients import ManyClients, Pace
 from loadtest.drills.harness import counted
 from loadtest.drills.soak.series import ERROR_RATE, SAMPLE_S, SHORT, Series, first_judged, verdicts
-from loadtest.measure.verdicts import Cause, Code
+from loadtest.measure.verdicts import PROVEN, Cause, Code, sentence
 from loadtest.server.machine import host
 from triton_transformers.files import complete_folder, write_json
 
@@ -51,11 +51,11 @@ def results_of(
     }
 
 
-def complaints(results: Results) -> list[Cause]:
-    """Return why the soak fails; without complaints its exit code is 0."""
+def causes(results: Results) -> list[Cause]:
+    """Return what the soak does not prove."""
     reasons = [Cause(Code.PROBLEM, problem=problem) for problem in results["problems"]]
     if results["stopped"]:
-        reasons.append(Cause(Code.SOAK_STOPPED, reason=results["stopped"]))
+        reasons.append(Cause(Code.STOPPED, reason=results["stopped"]))
     if failing := [series["name"] for series in results["series"] if series["fails"]]:
         reasons.append(Cause(Code.NOT_FLAT, series=", ".join(failing)))
     for kind, figures in results["requests"].items():
@@ -72,26 +72,16 @@ def complaints(results: Results) -> list[Cause]:
             reasons.append(Cause(Code.WRONG_ANSWERS, requests=requests, kind=kind, numbers=numbers, messages=messages))
     if not results["requests"]["good"]["requests"]:
         reasons.append(Cause(Code.NOTHING_SENT))
+    if any(series["outcome"] == SHORT for series in results["series"]):
+        reasons.append(Cause(Code.TOO_SHORT))
     return reasons
-
-
-def outcome(results: Results) -> str:
-    if any(series["fails"] for series in results["series"]):
-        return "not flat"
-    return SHORT if any(series["outcome"] == SHORT for series in results["series"]) else "flat"
 
 
 def headline(results: Results) -> str:
     good, bad = (results["requests"][kind]["requests"] for kind in ("good", "bad"))
-    ends = {
-        "flat": "Every series is flat.",
-        "not flat": "Not every series is flat.",
-        SHORT: "That is too short to judge a slope.",
-    }
-    return (
-        f"In {results['minutes']:.3g} minutes, {results['clients']} clients sent {good:,} requests and {bad:,} bad "
-        f"ones. {ends[outcome(results)]}"
-    )
+    flat = ", and every series is flat" if results["verdict"]["word"] == PROVEN else ""
+    sent = f"{results['clients']} clients sent {good:,} requests and {bad:,} bad ones{flat}."
+    return sentence(results["verdict"], f"in {results['minutes']:.3g} minutes, {sent}")
 
 
 def number(value: float | None) -> str:

@@ -19,7 +19,7 @@ from rich.markup import escape
 from loadtest.drills.clients import ManyClients, Pace
 from loadtest.drills.drill_stack import DrillStack, repository_of
 from loadtest.drills.harness import counted
-from loadtest.drills.soak.report import COLUMNS, Results, cells, complaints, headline, results_of, write
+from loadtest.drills.soak.report import COLUMNS, Results, causes, cells, headline, results_of, write
 from loadtest.drills.soak.series import (
     BY_PROCESS,
     LATENCY,
@@ -32,7 +32,8 @@ from loadtest.drills.soak.series import (
     Kind,
     Series,
 )
-from triton_transformers.cli import err, one_interrupt, out, print_table
+from loadtest.measure.verdicts import EXIT_CODES, also, judge
+from triton_transformers.cli import one_interrupt, out, print_table
 from triton_transformers.load import RIGHT, Outcome
 from triton_transformers.settings import Settings
 from triton_transformers.triton import metrics_page
@@ -129,23 +130,23 @@ def soak(settings: Settings) -> int:
                 with clients:
                     run.sample_for(seconds, clients)
             except KeyboardInterrupt:
-                stopped = f"stopped early, after {run.seconds / 60:.1f} of {seconds / 60:g} minutes"
+                stopped = f"after {run.seconds / 60:.1f} of {seconds / 60:g} minutes"
         results = results_of(pace, seconds / 60, clients, run.series, run.seconds, began)
         results |= {"stopped": stopped, "problems": [*run.watch.problems, *clients.problems]}
-        results["complaints"] = [*map(str, complaints(results))]
+        results["verdict"] = judge(causes(results))
         show(results)
-        for complaint in results["complaints"]:
-            err.print(f"[red]error:[/] {escape(complaint)}")
         out.print(f"\nreport  {write(results, settings.reports)}")
-    return INTERRUPTED if stopped else 1 if results["complaints"] else 0
+    return INTERRUPTED if stopped else EXIT_CODES[results["verdict"]["word"]]
 
 
 def show(results: Results) -> None:
-    """Print the table, and one sentence."""
+    """Print the table and the verdict."""
     out.print()
     rows = [[f"[red]{cell}[/]" if series["fails"] else cell for cell in cells(series)] for series in results["series"]]
     print_table(COLUMNS, rows, text_columns=(COLUMNS[0], COLUMNS[-1]))
-    out.print(f"\n[bold]{headline(results)}[/]")
+    out.print(f"\n[bold]{escape(headline(results))}[/]")
+    for line in also(results["verdict"]):
+        out.print(escape(line))
 
 
 # --- what each process of the stack uses, from /proc ------------------------------------------------------------------
