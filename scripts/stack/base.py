@@ -381,15 +381,15 @@ class Stack(ABC):
 
     def print_first_request(self, system: str) -> None:
         """Print what a person does next with an assembled system: a command to paste, and the page's address."""
-        settings, url = self.settings, self.settings.url("GATEWAY_PORT")
+        settings, url, is_running = self.settings, self.settings.url("GATEWAY_PORT"), self.running()
         out.print()
-        if self.running():
+        if is_running:
             own = engines(settings.url("TRITON_METRICS_PORT"))
             models = with_steps(system, settings.model_repository, settings.profile)
             if names := dict.fromkeys(own[model] for model in models if model in own):
                 out.print(f"{system} runs on {' and '.join(names)}")
         else:
-            out.print(f"The stack is not running: `make up` starts it with {system}, too. Then:")
+            out.print(f"The stack is not running: `make up` starts it with {system}, too")
         command = first_command(system, settings.model_repository, settings.profile, url, bool(settings.api_keys))
         if not command:
             out.print(f"`make smoke SYSTEMS={system}` sends {system} test requests; docs/models.md has its tensors")
@@ -399,7 +399,7 @@ class Stack(ABC):
             out.print(f"Put a file of yours as {files} into this folder first.")
         if settings.api_keys:
             out.print("Set API_KEY to one of the keys first.")
-        out.print(f"Try it on the page, {url}, or paste:\n")
+        out.print(f"{'Try it' if is_running else 'Then try it'} on the page, {url}, or paste:\n")
         out.print(command, markup=False)
 
     def status(self) -> bool:

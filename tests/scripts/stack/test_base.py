@@ -79,6 +79,42 @@ def test_status_names_a_running_comparison(stack, capsys):
     assert "A comparison" not in capsys.readouterr().out
 
 
+IMAGES = """
+max_batch_size: 8
+input [ { name: "image_bytes" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "pooler_output" data_type: TYPE_FP32 dims: [ 8 ] } ]
+"""
+PIXELS = IMAGES.replace("image_bytes", "pixels").replace("TYPE_STRING", "TYPE_FP32")
+FILE = "Put a file of yours as image.jpg into this folder first. Set API_KEY to one of the keys first."
+
+
+@pytest.mark.parametrize(
+    ("config", "is_running", "expected"),
+    [
+        (IMAGES, True, ["spam runs on openvino bf16", FILE, "Try it on the page", '"Authorization: Bearer $API_KEY"']),
+        (
+            IMAGES,
+            False,
+            ["`make up` starts it with spam, too", FILE, "Then try it on the page"],
+        ),
+        (PIXELS, True, ["`make smoke SYSTEMS=spam` sends spam test requests"]),
+    ],
+)
+def test_person_reads_what_to_do_next_with_an_added_system(stack, capsys, monkeypatch, config, is_running, expected):
+    monkeypatch.setattr(LocalStack, "running", lambda stack: is_running)
+    stack.settings = stack.settings.replace(
+        MODEL_REPOSITORY=stack.settings["LOCAL_STATE"], API_KEYS="a-key-of-the-tests"
+    )
+    folder = stack.settings.model_repository / "spam"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text(config)
+    stack.print_first_request("spam")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [printed.find(part) for part in expected] == sorted(printed.find(part) for part in expected)
+    assert all(part in printed for part in expected)
+    assert ("curl http://127.0.0.1:8080/models/spam" in printed) == (config is IMAGES)
+
+
 @pytest.mark.parametrize(
     ("config", "shown"),
     [
