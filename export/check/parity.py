@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,7 +84,7 @@ def measure_parity(
 ) -> Parity:
     """Compare the assembled system's answers with the reference's. `comparable` gives them the reference's form."""
     err.step("comparing with the original")
-    alone, in_batch, dtype = serve(job, requests)
+    alone, in_batch, dtype = serve(job, requests, {name for tensors in reference for name in tensors})
     numbers = [number for number, _ in in_batch]
     together = largest_difference([reference[i] for i in numbers], [comparable(tensors) for _, tensors in in_batch])
     return Parity(
@@ -96,10 +96,13 @@ def measure_parity(
     )
 
 
-def serve(job: Job, requests: list[Tensors]) -> tuple[list[Tensors], list[tuple[int, Tensors]], str]:
+def serve(
+    job: Job, requests: list[Tensors], outputs: Collection[str]
+) -> tuple[list[Tensors], list[tuple[int, Tensors]], str]:
     """Return the assembled system's tensors for each request, those in padded batches by number, and its dtype."""
     with served_system(job.system, job.folder) as served:
         keep_examples(job, served)
+        served.outputs = {*outputs, TOKEN_COUNT}
         alone = served.alone(requests)
         in_batch: list[tuple[int, Tensors]] = []
         for batch in padded_batches([row_length(tensors) for tensors in alone]):
@@ -109,9 +112,7 @@ def serve(job: Job, requests: list[Tensors]) -> tuple[list[Tensors], list[tuple[
 
 def row_length(tensors: Tensors) -> int:
     """Return the tokens of an example, or 1 for an image: those are not padded."""
-    if "input_ids" in tensors:  # of each window
-        return tensors["input_ids"].shape[-1]
-    return int(tensors[TOKEN_COUNT].item()) if TOKEN_COUNT in tensors else 1
+    return int(tensors[TOKEN_COUNT].sum()) if TOKEN_COUNT in tensors else 1  # the sum of all windows
 
 
 def padded_batches(lengths: list[int]) -> list[list[int]]:

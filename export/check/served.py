@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -185,6 +185,7 @@ class ServedSystem:
         self.steps = self.config.get("ensemble_scheduling", {}).get("step", [])
         names = [step["model_name"] for step in self.steps] or [system]
         self.configs = {name: self.read(name) for name in names}
+        self.outputs: Collection[str] = ()  # to ask for beside those of the configuration, if the system is one model
         self.models = {name: self.load(name, config) for name, config in self.configs.items()}
 
     @property
@@ -238,6 +239,7 @@ class ServedSystem:
 
     def run(self, model: str, inputs: list[Tensors]) -> list[Tensors]:
         outputs = [tensor["name"] for tensor in self.configs[model]["output"]]
+        outputs += [name for name in self.outputs if name not in outputs and not self.steps]
         requests = [InferenceRequest(request, outputs) for request in inputs]
         responses = answers(self.models[model], requests)
         for response in responses:

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +178,12 @@ def quantize_and_compare(path: Path, feeds: list[Tensors]) -> Outcome:
     )
 
 
-def compare_int8_batches(job: Job, requests: list[Tensors], outputs: Iterable[str]) -> Outcome:
+def compare_int8_batches(job: Job, requests: list[Tensors], outputs: Collection[str]) -> Outcome:
     """Compare what a system in int8 answers to a request in a batch with what it answers to the request alone.
 
     ONNX Runtime scales the activations of a run by the largest of all its rows, so the two are never quite equal.
     """
-    answers, in_batch, _ = serve(job, requests)
+    answers, in_batch, _ = serve(job, requests, outputs)
     numbers = [number for number, _ in in_batch]
     alone = [joined(answers[number], outputs) for number in numbers]
     together = [joined(tensors, outputs) for _, tensors in in_batch]

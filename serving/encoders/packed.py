@@ -23,6 +23,7 @@ from serving.encoders.long_requests import LongRequest, LongRequests
 from serving.encoders.multi_vector import MULTI_VECTOR, MultiVectorAnswers, MultiVectorTokenization
 from serving.encoders.plan import Encoder, Plan
 from serving.encoders.runs import Runs, TokenRequest
+from serving.encoders.token_answers import ANSWERS, TokenAnswers
 from serving.engines.packing import row_lengths
 from serving.text.token_ids import TokenIds
 from serving.text.tokenization import (
@@ -113,11 +114,12 @@ class PackedEncoder(BatchBackend[TokenRequest | TextRequest]):
             raise ConfigError(f"a model of pairs of texts has no output '{TEXT}'")
         # A text without tokens is a row of padding, which only tables of vectors accept.
         self.tokenization.min_length, self.tokenization.min_width = int_parameter(config, "min_length", 1), 1
-        self.text_outputs = [tensor["name"] for tensor in config["output"]]
-        own = [tensor for tensor in config["output"] if tensor["name"] not in OTHERS]
+        own = self.answers.encoder_outputs([tensor for tensor in config["output"] if tensor["name"] not in OTHERS])
+        # Triton passes no name that the configuration lacks. `make models` compares the outputs of the graph.
+        self.text_outputs = list(dict.fromkeys(tensor["name"] for tensor in [*config["output"], *own]))
         return config | {
             "input": [{"name": name, "data_type": "TYPE_INT64", "dims": [-1]} for name in names],
-            "output": self.answers.encoder_outputs(own),
+            "output": own,
         }
 
     def prepare(self, request: pb_utils.InferenceRequest) -> TokenRequest | TextRequest:
@@ -267,6 +269,10 @@ def text_model(
     config: ModelConfig, args: InstanceArgs, dtypes: dict[str, Any], padding: str = "none"
 ) -> tuple[Tokenization, Answers]:
     """Return the model's tokenization, and the object that makes answers from its encoder's outputs."""
+    if parameter(config, ANSWERS):
+        answers = TokenAnswers(config, args)
+        dtypes = dtypes | dict.fromkeys(answers.encoder.from_tokenizer, np.int64)
+        return Tokenization(config, args, dtypes, padding), answers
     if any(tensor["name"] == SPANS for tensor in config["input"]):
         return SpanTokenization(config, args, dtypes, padding), SpanAnswers(config)
     if (Path(args["model_repository"]) / args["model_version"] / MULTI_VECTOR).is_file():

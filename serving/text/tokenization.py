@@ -42,12 +42,11 @@ FIELDS: dict[str, Callable[[Encoding], Any]] = {
 }
 # The tokens of each row, the mask tokens by which a multi-vector model extends queries among them.
 PRESENT = "present"
-# If the config has these outputs, a pair that is too long becomes several rows, its windows: the number of the pair
-# that a row belongs to, and the pair's second text, which only the first of its rows has.
-PAIR, SECOND_TEXT = "pair", "second_text"
+# With this output, a pair that is too long becomes several rows, its windows: the number of the pair of each row.
+PAIR = "pair"
 # The outputs with one number for each token.
 NUMBERS = tuple(name for name in FIELDS if "offsets" not in name)
-OUTPUTS = (*FIELDS, TOKEN_COUNT, PAIR, SECOND_TEXT)
+OUTPUTS = (*FIELDS, TOKEN_COUNT, PAIR)
 TRUNCATION = ("longest_first", "only_first", "only_second", "none")
 PADDING = ("none", "bucket", "max_length", "longest")
 # For each token of `max_length`: a batch tokenizes texts of up to so many characters, and requests of up to so many in
@@ -338,7 +337,7 @@ class Tokenization:
         requests = [encodings[end - count : end] for count, end in zip(counts, ends, strict=True)]
         pairs: list[Tensors] = [{} for _ in jobs]
         if self.cuts_windows:
-            pairs = [self.pairs(rows.texts, request) for rows, request in zip(jobs, requests, strict=True)]
+            pairs = [*map(self.pairs, requests)]
             requests = [[window for first in request for window in (first, *first.overflowing)] for request in requests]
         lengths = [len(encoding) for request in requests for encoding in request]
         longest = max(lengths, default=0)
@@ -472,8 +471,8 @@ class Tokenization:
         truncation = self.tokenizer.truncation or {}
         return text[offsets[0][0] :] if truncation["direction"] == "left" else text[: offsets[-1][1]]
 
-    def pairs(self, rows: list[tuple[str, str]], encodings: list[Encoding]) -> Tensors:
-        """Return the outputs that map windows to the pairs of a request."""
+    def pairs(self, encodings: list[Encoding]) -> Tensors:
+        """Return the output that maps windows to the pairs of a request."""
         windows = [1 + len(encoding.overflowing) for encoding in encodings]
         if sum(windows) > self.max_windows:
             raise BadRequest(
@@ -481,13 +480,7 @@ class Tokenization:
                 f"{self.max_length} tokens: send fewer or shorter texts",
                 self.inputs[-1],
             )
-        second_texts = [
-            text for (_, second), count in zip(rows, windows, strict=True) for text in (second, *[""] * (count - 1))
-        ]
-        return {
-            PAIR: np.repeat(np.arange(len(rows)), windows).reshape(-1, 1),
-            SECOND_TEXT: np.array([[text.encode()] for text in second_texts], np.object_).reshape(-1, 1),
-        }
+        return {PAIR: np.repeat(np.arange(len(encodings)), windows).reshape(-1, 1)}
 
     def check_lengths(self, encodings: list[Encoding]) -> None:
         for row, encoding in enumerate(encodings):

@@ -60,9 +60,8 @@ class Encoder:
     outputs: dict[str, Axes]  # of the encoder
     second_is_optional: bool = False
     truncation: str = "longest_first"  # which text of a pair is cut: a strategy of the library tokenizers
-    # The last step: what it takes from the tokenizer and from the request beside the encoder's outputs.
+    # What the answers are made of beside the encoder's outputs: tensors of the tokenizer.
     from_tokenizer: tuple[str, ...] = ()
-    from_request: tuple[str, ...] = ()
     answers: dict[str, tuple[str, Axes]] = field(default_factory=dict)
     # The encoder itself makes the answers of its graph's outputs.
     encoder_answers: bool = False
@@ -75,18 +74,13 @@ class Encoder:
 
     @property
     def compared(self) -> list[str]:
-        """Return the outputs of the encoder as they are served."""
-        return list(self.answers if self.encoder_answers else self.outputs)
+        """Return the outputs that are compared: spans and words jump on a tie, so there those of the graph."""
+        return list(self.answers if self.encoder_answers and not self.from_tokenizer else self.outputs)
 
     @property
     def cuts_windows(self) -> bool:
         """Return whether a second text that is too long becomes several rows of the encoder, instead of being cut."""
         return "pair" in self.from_tokenizer
-
-    @property
-    def tokenizes_in_encoder(self) -> bool:
-        """Return whether the encoder takes texts: unless the last step needs the same tokens, one step is faster."""
-        return not self.from_tokenizer
 
     @property
     def ensemble_outputs(self) -> dict[str, tuple[str, Axes]]:

@@ -100,13 +100,15 @@ TASKS = {
         recipe="text.recipe",
         formats=(*INT8, PIPELINE),
         neuron=True,
+        version="2",
         heads=("ForTokenClassification",),
         inputs={"input_text": ENTITIES},
         encoder=Encoder(
             "AutoModelForTokenClassification",
             {"logits": ("T", "L")},
-            from_tokenizer=("offsets", "special_tokens_mask", "input_ids"),
-            from_request=("input_text",),
+            from_tokenizer=("offsets", "special_tokens_mask"),
+            encoder_answers=True,
+            is_one_model=True,
             answers={
                 "label": ("STRING", ("E",)),
                 "score": ("FP32", ("E",)),
@@ -120,6 +122,7 @@ TASKS = {
         recipe="text.recipe",
         formats=ONNX,
         neuron=True,
+        version="2",
         heads=("ForQuestionAnswering",),
         inputs={
             "question": "Where was Marie Curie born?",
@@ -130,7 +133,9 @@ TASKS = {
             "AutoModelForQuestionAnswering",
             {"start_logits": ("T",), "end_logits": ("T",)},
             truncation="only_second",
-            from_tokenizer=("offsets", "word_offsets", "second_text_mask", "pair", "second_text"),
+            from_tokenizer=("offsets", "word_offsets", "second_text_mask", "pair"),
+            encoder_answers=True,
+            is_one_model=True,
             answers={
                 "answer": ("STRING", (1,)),
                 "score": ("FP32", (1,)),

@@ -183,8 +183,6 @@ class TextModel:
     @property
     def tokenizers(self) -> tuple[str, ...]:
         """Return the parts that tokenize. Clients of the published guides also call the tokenizer of `embedding`."""
-        if not self.task.tokenizes_in_encoder:
-            return ("tokenizer",)
         return ("encoder", "tokenizer") if self.job.system == "embedding" else ("encoder",)
 
     @cached_property

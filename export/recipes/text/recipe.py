@@ -46,13 +46,6 @@ MAX_WINDOWS = 256  # of the contexts of one request
 ANSWERS = 5  # words for a mask
 QUERIES = 40  # for which a ranker in int8 orders documents
 LARGEST_OUTPUTS = 2**27  # numbers: what an encoder in int8 answers to all texts must fit into the memory
-# The tokenizer's outputs that are not one number per token.
-FROM_TOKENIZER = {
-    "offsets": ("INT64", [-1, 2]),
-    "word_offsets": ("INT64", [-1, 2]),
-    "pair": ("INT64", [1]),
-    "second_text": ("STRING", [1]),
-}
 # The tasks of models that sentence-transformers reads, with the module and the class that describe such a model.
 LIBRARY_MODELS = {
     "sentence-similarity": ("sentences", "SentenceModel"),
@@ -77,8 +70,7 @@ def assemble(job: Job) -> Outcome:
             encoder.version(part).mkdir(exist_ok=True)
             save_tokenizer(encoder, encoder.version(part))
             encoder.save_prompts(encoder.version(part))
-    if model.task.has_last_step:
-        save_answers(model)
+    save_answers(model)
     rows = example_rows(model)
     with quiet():
         err.step("asking the original")
@@ -185,11 +177,11 @@ def save_tokenizer(model: TextModel, version: Path) -> None:
 
 
 def save_answers(model: TextModel) -> None:
-    if "token" in model.task.answers or "input_ids" in model.task.from_tokenizer:
+    if "token" in model.task.answers and model.task.has_last_step:
         encoder, *_ = model.encoders.values()
         shutil.copy(encoder.version(model.tokenizers[0]) / "tokenizer.json", model.version("answers"))
     if "label" in model.task.answers:
-        save_labels(model.version("answers"), model.labels)
+        save_labels(model.version("encoder" if model.task.encoder_answers else "answers"), model.labels)
 
 
 # --- the encoder, in each format --------------------------------------------------------------------------------------
@@ -403,32 +395,22 @@ def configs(model: TextModel) -> dict[str, tuple[Config, Parameters]]:
     texts += [tensor(name, "STRING", [1], optional=True) for name in model.optional_inputs]
     if model.pools_spans:
         texts.append(tensor("spans", "INT64", [-1, 2], optional=True))
-    tokens = [tensor(name, "INT64", [-1]) for name in model.token_inputs]
-    from_tokenizer = [tensor(name, *FROM_TOKENIZER.get(name, ("INT64", [-1]))) for name in task.from_tokenizer]
-    extras = [extra for extra in from_tokenizer if extra not in tokens]
-    from_request = [text for text in texts if text["name"] in task.from_request]
     outputs = [tensor(name, "FP32", dims(shape)) for name, shape in task.outputs.items()]
     responses = [tensor(name, kind, dims(shape)) for name, (kind, shape) in task.ensemble_outputs.items()]
     answers = [response for response in responses if response["name"] in task.answers]
     counts = [response for response in responses if response["name"] == TOKEN_COUNT]
 
-    parts: dict[str, tuple[Config, Parameters]] = {}
-    if task.tokenizes_in_encoder:
-        about_tokens = [tensor(TOKENIZED, "STRING", [1]), *counts]  # the first one is no output of the ensemble
-        own = answers if task.encoder_answers else outputs
-        parts["encoder"] = encoder(model, ragged(texts), about_tokens + own)
-    else:
-        tokenizer = batched("tokenizer", max_batch(model), texts, tokens + extras + counts, "KIND_CPU")
-        parts["tokenizer"] = tokenizer, {"padding": "none", **tokenization(model)}
-        parts["encoder"] = encoder(model, ragged(tokens), outputs)
+    # The tokens of a text are no output of the ensemble. Those of a pair have no one form.
+    about_tokens = [] if task.cuts_windows else [tensor(TOKENIZED, "STRING", [1]), *counts]
+    own = answers if task.encoder_answers else outputs
+    parts = {"encoder": encoder(model, ragged(texts), about_tokens + own)}
+    if task.from_tokenizer:
+        parts["encoder"][1].update(answers=model.job.task, **last_step(model))
     if task.is_one_model:
         return parts
     if task.has_last_step:
-        inputs = ragged(outputs + from_tokenizer) + from_request
-        parts["answers"] = batched("postprocessor", max_batch(model), inputs, answers, "KIND_CPU"), last_step(model)
-    if task.cuts_windows:
-        for part in ("encoder", "answers"):
-            parts[part][0]["max_batch_size"] = MAX_WINDOWS
+        step = {"task": model.job.task, **last_step(model)}
+        parts["answers"] = batched("postprocessor", max_batch(model), ragged(outputs), answers, "KIND_CPU"), step
     steps = {model.part(part).name: config for part, (config, _) in parts.items()}
     # The gateway's clients get the labels by their names, and the gateway learns whether only one can be true.
     labels: Parameters = {}
@@ -465,8 +447,7 @@ def encoder(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tu
 
 def encoder_of_route(model: TextModel, inputs: list[Config], outputs: list[Config]) -> tuple[Config, Parameters]:
     config, parameters = encoder_of_format(model, inputs, outputs)
-    if model.task.tokenizes_in_encoder:
-        parameters |= {"tokens": ",".join(model.token_inputs), **tokenization(model)}
+    parameters |= {"tokens": ",".join(model.token_inputs), **tokenization(model)}
     if model.pad_token_id:
         parameters["pad_token_id"] = model.pad_token_id
     if not model.pads:
@@ -496,7 +477,7 @@ def encoder_of_format(model: TextModel, inputs: list[Config], outputs: list[Conf
 
 
 def last_step(model: TextModel) -> Parameters:
-    parameters: Parameters = {"task": model.job.task}
+    parameters: Parameters = {}
     if model.job.task in ("text-classification", "text-ranking"):
         parameters["activation"] = model.activation
     if model.job.task == "question-answering":

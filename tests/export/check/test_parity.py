@@ -146,7 +146,7 @@ def test_int8_reports_size_and_agreement_or_recommends_fp32(tmp_path, monkeypatc
 def test_int8_that_differs_in_a_batch_is_refused(monkeypatch):
     alone = [{"x": answer} for answer in ORIGINAL]
     answers = alone, [(1, {"x": np.array([1.0, -0.5])}), (0, alone[0])], "float32"
-    monkeypatch.setattr(onnx_export, "serve", lambda job, requests: answers)
+    monkeypatch.setattr(onnx_export, "serve", lambda job, requests, outputs: answers)
     with pytest.raises(UserError, match=r"in a batch with those to a request alone is 0\.316 on example 1"):
         compare_int8_batches(None, [], ["x"])
 

@@ -43,7 +43,7 @@ def test_parameter_returns_answers_that_end_within_words(tmp_path):
     network = transformers.AutoModelForQuestionAnswering.from_pretrained(weights).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
     models = assemble(weights, tmp_path / "models")
-    config = models / "m_answers/config.pbtxt"
+    config = models / "m/config.pbtxt"
     text = config.read_text()
     config.write_text(re.sub(r'("align_to_words"\s+value \{\s+string_value: )"1"', r'\1"0"', text))
     assert config.read_text() != text

@@ -69,7 +69,7 @@ def test_entities_equal_pipeline_with_each_strategy(tmp_path, save):
     weights = save(tmp_path / "weights", "ForTokenClassification", **encoders.labels(LABELS))
     folder = assemble(weights, tmp_path / "models", "python")
     for strategy in ("none", "simple", "first", "average", "max"):
-        set_parameter(folder / "m_answers/config.pbtxt", "aggregation_strategy", strategy)
+        set_parameter(folder / "m/config.pbtxt", "aggregation_strategy", strategy)
         expected = expect(finds_entities(weights, strategy), {"input_text": NAMES})
         (answer,) = ask(folder, request(NAMES))
         check(answer, expected)
