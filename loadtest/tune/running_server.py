@@ -33,11 +33,9 @@ LONG_TRY_S = 10.0
 FIRST_WARM_UP_S = 1.5
 # Below this share of the expected rate, a candidate has lost: do not look for its exact rate.
 WORTH_KNOWING = 0.65
-# The rate of the very first requests. The search for the highest rate begins where their latency suggests.
-FIRST_RATE = 5.0
 # With workers, samples arrive this much later.
 SAMPLES_DELAY_S = 0.3
-# A try at the goal's rate, or at the very first one, ends early if responses take this many times as long as expected.
+# A try at the goal's rate ends early if responses take this many times as long as expected.
 HOPELESS = 10.0
 LATE_SHARE = 0.05
 # The first step away from the start, and the largest: each further step is the square of the one before. A start that
@@ -97,8 +95,8 @@ class RunningServer:
                 value = p95(self.goal.rate, HOPELESS * (expected or MAXIMUM_TRY_S / HOPELESS * 1000))
             else:
                 limit = self.goal.target_ms
-                # A server for which the first rate is too high gets few requests of it, and begins again below it.
-                start = expected or self.first_rate(p95(FIRST_RATE, HOPELESS * limit), limit)
+                # The server answers at least as much as one request after the other.
+                start = expected or 1 / self.answers.seconds
                 # Without this, repeated measurements would try the same rates, and often find exactly the same.
                 start *= RESOLUTION ** self.random.uniform(-1, 1)
                 step = FIRST_STEP if expected else GUESSED_STEP
@@ -117,11 +115,6 @@ class RunningServer:
                 f"per second, {shown}. Set a higher P95, or RATE instead, to find the lowest latency at a rate"
             )
         return Measured(value, tries, not self.goal.rate and value == needed)
-
-    @staticmethod
-    def first_rate(p95_ms: float, limit_ms: float) -> float:
-        """Return where to look for the highest rate, from the latency at FIRST_RATE. Tries of low rates take long."""
-        return max(1000 / p95_ms, FIRST_RATE if p95_ms <= limit_ms else FIRST_RATE / 5)
 
     def is_overloaded(self, candidate: Candidate) -> bool:
         """Return whether the server did not keep up in at least half of the candidate's tries."""

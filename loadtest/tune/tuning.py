@@ -94,6 +94,9 @@ class Tuning:
                     Switch(self.subject.triton, models, folder, on_restore=interrupt.ignore) as switch,
                 ):
                     self._search(users, switch, show, log)
+            except BudgetSpent:
+                minutes = self.settings["MINUTES"]
+                raise UserError(f"MINUTES={minutes}: not even one measurement fits: set more MINUTES") from None
             except (UserError, TritonError, CandidateFailed, OSError, KeyboardInterrupt) as reason:
                 if not hasattr(self, "search") or not self.search.original.values:
                     raise UserError(str(reason)) if isinstance(reason, CandidateFailed) else reason from None
@@ -118,8 +121,6 @@ class Tuning:
             budget=self.budget,
             others=others,
         )
-        self.server.load(Candidate())
-        self._look_at_the_machine(log)
         measurements = Log(
             self.settings.reports / f".tune-{self.subject.triton.name}.json",
             self._identity(),
@@ -128,6 +129,8 @@ class Tuning:
         )
         if self.settings.resume:
             measurements.resume()
+        self.server.load(Candidate())
+        self._look_at_the_machine(log)
         budget = self.budget
 
         def describe(label: str) -> None:
@@ -157,7 +160,7 @@ class Tuning:
             time.sleep(0.05)
         self.search.run()
         if not self.search.original.values:
-            raise UserError(f"MINUTES={self.settings['MINUTES']}: not even one measurement fits: set more MINUTES")
+            raise BudgetSpent
         if self.search.outcome != NOT_COMPARED:
             measurements.delete()
         self._hold(describe)
