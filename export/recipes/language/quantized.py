@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import shutil
 import tempfile
@@ -128,8 +129,10 @@ def convert(file: Path, folder: Path) -> list[str]:
     except Exception as error:  # the package raises anything at a file that is cut
         raise UserError(f"{file} is damaged, or no GGUF: download it again") from error
     try:
-        # transformers draws a bar. It would read the file once more for each of the three, 6 s of CPU time each.
-        with silent(), patch("gguf.GGUFReader", lambda _: reader):
+        # transformers draws a bar. It would read the file once more for each of the three, 6 s of CPU time each, and
+        # list the names of all tensors for each module.
+        names = functools.cache(gguf.get_tensor_name_map)
+        with silent(), patch.multiple("gguf", GGUFReader=lambda _: reader, get_tensor_name_map=names):
             config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
             if keys.get("tokenizer.ggml.pre") in DIGITS_APART:
