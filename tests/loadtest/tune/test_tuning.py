@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from loadtest.compare import compare
+from loadtest.load.arrivals import Sample
 from loadtest.tune import table, tuning
 from loadtest.tune.goal import Goal
 from loadtest.tune.knobs import Candidate, all_knobs
@@ -119,6 +120,27 @@ def test_try_ends_when_only_the_time_for_the_end_is_left(server):
         RunningServer.try_rate(server, 10, 100, 0)
     with pytest.raises(BudgetSpent):
         server.load(Candidate())
+
+
+@pytest.mark.parametrize(
+    ("goal", "p95"),
+    [
+        (Goal(p95_ms=100), 40),
+        (Goal(first_token_ms=100), 10),
+        (Goal(p95_ms=100, first_token_ms=20), 50),
+        (Goal(p95_ms=30), math.inf),
+        (Goal(first_token_ms=9), math.inf),
+        (Goal(rate=5), 40),
+    ],
+)
+def test_try_times_what_the_goal_names(server, goal, p95):
+    samples = [Sample(at, 40.0, "", first_token_ms=10.0) for at in np.arange(0.05, 1, 0.001)]
+    nothing = dict.fromkeys(("set_rate", "resume", "open_window", "check", "pause"), lambda *_: None)
+    server.users = SimpleNamespace(**nothing, samples=samples, close_window=lambda: samples, cores=0.1)
+    server.others = SimpleNamespace(open=lambda: None, cores=lambda: 0.0)
+    server.goal = goal
+    limit = goal.target_ms or 1000
+    assert RunningServer.try_rate(server, 1000, limit, 0, minimum_s=1.0) == pytest.approx(p95)
 
 
 def test_slow_server_gets_no_more_requests_at_first_than_it_answers_one_by_one(server, monkeypatch):
