@@ -365,6 +365,13 @@ def judged(results: Results, batching: Cause | None) -> Results:
         return verdict | judge(causes)
     more = f"Set ROUNDS={2 * settings['rounds']}."
     number = verdict[verdict["headline"]]
+    # Another mode may be the best of the others, if the ratio to it is not clear of 1.
+    others = {} if results["formats"] else verdict["ratios"]
+    unclear = {mode: other["ci95"] for mode, other in others.items() if other["ci95"] and other["ci95"][0] <= 1}
+    if unclear and verdict["ci95"][0] > 1:
+        mode, (low, high) = unclear.popitem()
+        ratios = f"the 95 % interval of the ratio to {mode} is"
+        causes.append(Cause(Code.ROUNDS_DISAGREE, ratios=ratios, low=low, high=high, more=more))
     return verdict | judge(causes, number, verdict["rounds"], verdict["ci95"], settings["min_ratio"], more)
 
 

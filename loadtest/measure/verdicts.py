@@ -96,7 +96,7 @@ class Code(Enum):
     )
     NOT_SENT = (DOUBTFUL, "{requests} requests were not sent, because all users were waiting", "Set a lower OVERLOAD.")
     REPEATS_DISAGREE = (DOUBTFUL, "measurements of one configuration disagree", "End other programs, and tune again.")
-    ROUNDS_DISAGREE = (DOUBTFUL, "the rounds disagree: their ratios are {low:.2f} to {high:.2f}", "{more}")
+    ROUNDS_DISAGREE = (DOUBTFUL, "the rounds disagree: {ratios} {low:.2f} to {high:.2f}", "{more}")
 
     # what a quiet measurement does not prove
     RATIO_TOO_LOW = (NOT_PROVEN, "the ratio is below MIN_RATIO={minimum:g}", "Look for a faster one with `make tune`.")
@@ -163,7 +163,7 @@ def of_rounds(
     if not minimum and low <= 1 <= high:
         return Cause(Code.CONTAINS_ONE, more=more)
     if min(ratios) < 1 < max(ratios) and not low <= 1 <= high:
-        return Cause(Code.ROUNDS_DISAGREE, low=min(ratios), high=max(ratios), more=more)
+        return Cause(Code.ROUNDS_DISAGREE, ratios="their ratios are", low=min(ratios), high=max(ratios), more=more)
     return None
 
 

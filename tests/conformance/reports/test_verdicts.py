@@ -124,6 +124,10 @@ COMPARISONS = {
     "rounds disagree": Case(
         closed([(100, 98), *[(100, 150)] * 9]), "64 1.44 95 1.31 1.58 95 10 10", DOUBTFUL, codes=(Code.ROUNDS_DISAGREE,)
     ),
+    "another mode may be the best": Case(
+        closed([(30, 120, 150), (110, 120, 151), (150, 121, 150)]), "64 1.25 95 1.23 1.27 2 95 7 8", DOUBTFUL,
+        codes=(Code.ROUNDS_DISAGREE,),
+    ),
     "two rounds": Case(closed([(100, 300)] * 2), "64 3.00 95 3 10", NOT_PROVEN, codes=(Code.FEW_ROUNDS,)),
     "interrupted": Case(closed(), USUAL, NOT_PROVEN, codes=(Code.STOPPED,), stopped="interrupted"),
     "stopped": Case(closed(), USUAL, NOT_PROVEN, codes=(Code.STOPPED,), stopped="Triton is gone"),
