@@ -1,6 +1,7 @@
 """Continuous batching of generated text, compared with one text at a time and with transformers' generate().
 
-The model is a Llama of 125 million parameters with random weights, and the prompts are the committed texts.
+The model is a Llama of 125 million parameters with random weights, and the prompts are the committed texts. Texts are
+compared of the trained `chat`: of random weights, the likeliest tokens are nearly as likely as the next.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from triton_transformers.triton import Triton
 NEW_TOKENS = 32  # of each text: none ends by itself
 CLIENTS = (1, 8, 32)
 ROUNDS = 3
-SYSTEM, REFERENCE = "story", "story_transformers"
+SYSTEM, REFERENCE, TRAINED = "story", "story_transformers", "chat"
 ONE_AT_A_TIME, TOGETHER = "one at a time", "together"
 # transformers computes in either, and which is faster depends on the CPU.
 TRANSFORMERS = {"transformers f32": "float32", "transformers bf16": "bfloat16"}
@@ -52,11 +53,12 @@ class Answer:
 def run() -> None:
     with folder() as work:
         save_checkpoint(work / "checkpoint")
-        models = f"{SYSTEM}_stream {REFERENCE}_stream"
+        models = f"{SYSTEM}_stream {REFERENCE}_stream {TRAINED}_stream"
         stack = OwnStack(work, SYSTEMS=models, TRITON_ADMIN_KEY=secrets.token_urlsafe())
         source = {"SOURCE": f"{work}/checkpoint", "TASK": "text-generation"}
         for system, form in ((SYSTEM, "openvino"), (REFERENCE, "python")):
             stack.command("models", SYSTEMS=system, FORMAT=form, **source)
+        stack.command("models", SYSTEMS=TRAINED)
         with stack.serving():
             show_rates(measure_rates(stack.triton))
             show_arrival(stack.triton)
@@ -137,9 +139,9 @@ def show_differences(triton: Triton) -> None:
     """Print how many greedy texts differ from what the same prompt gets alone."""
     with err.status("the same prompts alone and together"):
         texts = prompts(32, "same")
-        alone = [ask(triton, SYSTEM, text).text for text in texts]
+        alone = [ask(triton, TRAINED, text).text for text in texts]
         with ThreadPoolExecutor(32) as pool:
-            together = [answer.text for answer in pool.map(lambda text: ask(triton, SYSTEM, text), texts)]
+            together = [answer.text for answer in pool.map(lambda text: ask(triton, TRAINED, text), texts)]
     out.print(f"greedy texts that differ alone and among 31 others: {sum(map(str.__ne__, alone, together))} of 32")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -42,10 +43,8 @@ def served(stack: TestStack, added: str) -> TestStack:
 
 def ask(served: TestStack, content: str, **options: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": content}]
-    answer = served.post(
-        "/v1/chat/completions", model="chat", messages=messages, temperature=0, max_tokens=60, **options
-    )
-    return answer["choices"][0]["message"]
+    fields = {"model": "chat", "messages": messages, "temperature": 0, "max_tokens": 60} | options
+    return served.post("/v1/chat/completions", **fields)["choices"][0]["message"]
 
 
 @pytest.mark.parametrize("model", ["chat", "chat_stream"])
@@ -78,3 +77,13 @@ def test_chat_calls_a_tool(served):
     (call,) = ask(served, "How is the weather in Paris?", tools=tools, tool_choice="required")["tool_calls"]
     assert call["function"]["name"] == "get_weather"
     assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+
+
+def test_chat_answers_alone_as_among_others(served):
+    countries = ["France", "Italy", "Japan", "Egypt", "Norway", "Peru"]
+    questions = [f"Write two sentences about {country} and its capital." for country in countries]
+    alone = [ask(served, question)["content"] for question in questions]
+    with ThreadPoolExecutor(len(questions)) as pool:
+        together = [message["content"] for message in pool.map(lambda question: ask(served, question), questions)]
+    assert together == alone
+    assert len(set(alone)) == len(alone)
