@@ -46,7 +46,7 @@ def exclusive(path: Path, holder: str, wait: bool = True) -> Iterator[None]:
 
 
 # What may hold the lock of comparisons -> the beginning of a sentence about it, and the end if it loads models.
-RELOADS = " It loads the models of {system} again and again, so {system} is not ready for seconds at a time."
+RELOADS = " It loads {system} in one mode after the other, so {system} may not be ready for seconds."
 KINDS = {
     "comparison": ("A comparison of", RELOADS),
     "search": ("A search for the best configuration of", RELOADS),

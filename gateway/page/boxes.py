@@ -26,6 +26,7 @@ from gateway.triton.served import System
 from triton_transformers.model_config import ModelConfig, from_message
 from triton_transformers.protocol import CANCEL, IMAGE, TOKENIZED
 from triton_transformers.tasks.command import commands, examples, text_inputs
+from triton_transformers.tasks.generation import QUESTION
 from triton_transformers.tasks.table import TASKS
 from triton_transformers.tasks.task import Task
 from triton_transformers.tasks.vectors import CAPTIONS, QUERY, TEXTS
@@ -125,7 +126,7 @@ def text_box(system: System, streams: bool) -> Box:
 def chat_box(system: System, streams: bool) -> Box:
     skills = chat_skills(system)
     fields = [
-        Field("prompt", "Message", value="Which planet is the largest?", rows=2),
+        Field("prompt", "Message", value=QUESTION, rows=2),
         *([Field("image", f"{IMAGE_LABEL}, optional", "image", required=False)] if "images" in skills else []),
     ]
     options = [

@@ -39,7 +39,7 @@ def full_disk() -> Iterator[None]:
         ),
         (
             Measurement("search", "spam"),
-            "A search for the best configuration of spam is running. It loads the models of",
+            "A search for the best configuration of spam is running. It loads spam in",
         ),
         (Measurement("overload", "spam"), "A measurement of an overload of spam is running."),
     ],

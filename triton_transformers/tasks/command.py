@@ -15,6 +15,7 @@ from typing import Any
 from triton_transformers.model_config import ModelConfig, Tensor, load_config, with_steps
 from triton_transformers.protocol import IMAGE
 from triton_transformers.tasks.examples import TRAITS
+from triton_transformers.tasks.generation import QUESTION
 from triton_transformers.tasks.kinds import abilities
 from triton_transformers.tasks.table import TASKS, task_of_tensors
 from triton_transformers.tasks.task import PIPELINE, Task
@@ -39,7 +40,7 @@ REQUESTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     # Like the page's box. At OpenAI's default temperature, 1, a small model answers nonsense.
     "chat": (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Which planet is the largest?"}], "temperature": 0},
+        {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0},
     ),
     "generation": ("/v1/completions", {"prompt": "The three laws of robotics are", "max_tokens": 64}),
     "embedding": ("/v1/embeddings", {"input": [QUERY, TEXTS[0]]}),
