@@ -112,5 +112,5 @@ def medians(result: dict, mode: str) -> dict[str, float]:
 
 def ratio(result: dict) -> str:
     verdict = result["verdict"]
-    interval = verdict["ci95"]  # None if only one round was complete
+    interval = verdict["ci95"]  # None if fewer than three rounds were complete
     return f"{verdict['throughput_ratio']:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "")

@@ -69,8 +69,8 @@ class Code(Enum):
     )
 
     # a soak
-    PROBLEM = (NOT_PROVEN, "{problem}", "Look for the cause in `make logs`.")
-    WRONG_ANSWERS = (NOT_PROVEN, "of {requests:,} {kind} requests {numbers}: {messages}", "Look into `make logs`.")
+    PROBLEM = (NOT_PROVEN, "{problem}", "Report it with soak.json.")
+    WRONG_ANSWERS = (NOT_PROVEN, "of {requests:,} {kind} requests {numbers}: {messages}", "Report it with soak.json.")
     NOT_FLAT = (NOT_PROVEN, "not flat: {series}", "A longer SOAK shows if that goes on.")
     NOTHING_SENT = (NOT_PROVEN, "no request was sent", "Set a longer SOAK.")
     TOO_SHORT = (NOT_PROVEN, "the soak is too short to judge a slope", "Set SOAK=10 or more.")
