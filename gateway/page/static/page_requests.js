@@ -37,9 +37,15 @@ const requests = {
   other: (fields, form) => [`/try/${encodeURIComponent(systemOf(form))}`, { inputs: fields }],
 };
 
-// The requests that commands show: that of a pipeline has the form of Hugging Face's API.
+// The requests that commands show: those of tasks have the form of Hugging Face's API.
 const shownRequests = {
   ...requests,
+
+  other(fields, form) {
+    if (!("hub" in form.dataset)) return requests.other(fields, form);
+    const values = Object.values(fields);
+    return [`/models/${systemOf(form)}`, { inputs: values.length === 1 ? values[0] : fields }];
+  },
 
   pipeline({ parameters, candidate_labels: labels, ...fields }, form) {
     const values = Object.entries(fields).map(([name, value]) => {
@@ -146,8 +152,9 @@ function fieldsOfCommand(form) {
 
 function prepareCommand(form) {
   const pre = form.closest("article").querySelector("details pre");
-  // A system without a box of its own may have a route that answers in full.
-  if (!pre || (form.dataset.box === "other" && !pre.textContent.includes("/try/"))) return;
+  // A system without a box of its own may have another route, whose command stays as it is.
+  if (!pre || (form.dataset.box === "other" && !/\/(try|models)\//.test(pre.textContent))) return;
+  if (pre.textContent.includes("/models/")) form.dataset.hub = "";
   const code = element("code");
   const python = element("pre", "", code);
   python.tabIndex = 0;
