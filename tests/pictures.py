@@ -10,6 +10,7 @@ import base64
 import io
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
@@ -65,7 +66,11 @@ def send(chrome: WebDriver, system: str, **fields: str) -> None:
         field.send_keys(text)
     form.find_element(By.CSS_SELECTOR, "[type=submit]").click()
     answer = form.find_element(By.CSS_SELECTOR, ".answer")
-    WebDriverWait(chrome, ANSWER_S).until(lambda _: answer.text and not answer.get_attribute("aria-busy"))
+    wait(chrome, lambda: answer.text and not answer.get_attribute("aria-busy"))
+
+
+def wait(chrome: WebDriver, condition: Callable[[], object]) -> None:
+    WebDriverWait(chrome, ANSWER_S).until(lambda _: condition())
 
 
 def main() -> None:
@@ -81,6 +86,8 @@ def main() -> None:
         chrome.get(settings.url("GATEWAY_PORT"))
         send(chrome, "embedding")
         send(chrome, "chat", prompt="What is the capital of France?")
+        # Prometheus has seen the chat.
+        wait(chrome, lambda: chrome.find_element(By.CSS_SELECTOR, "[data-system=chat] dd").text not in ("0", "–"))
         take(chrome, "page", "article:last-of-type")
         chrome.get(report.as_uri())
         take(chrome, "report", "main > picture")
