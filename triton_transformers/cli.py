@@ -94,7 +94,8 @@ def shown(work: Work) -> Iterator[None]:
 
         def write() -> None:
             while not ended.wait(LINE_S):
-                print(work.__rich__(), file=stream, flush=True)
+                with contextlib.suppress(OSError):  # nobody reads the log any more
+                    print(work.__rich__(), file=stream, flush=True)
 
         writer = threading.Thread(target=write, daemon=True)
         writer.start()

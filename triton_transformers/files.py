@@ -83,8 +83,9 @@ class Measurement:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return cls(**json.loads(line))
-        except (OSError, ValueError):
+                    held = cls(**json.loads(line))
+                    return held if held.kind in KINDS else None
+        except (OSError, ValueError, TypeError):  # the last two: another release wrote it
             pass
         return None  # its holder was killed
 

@@ -355,15 +355,20 @@ def judged(results: Results, batching: Cause | None) -> Results:
     if len(verdict["overloaded"]) > 1:  # then all latencies grow with the window
         causes.append(Cause(Code.NEVER_KEEPS_UP, rate=rate))
     if failed := sum(window["failures"] for window in windows):
-        causes.append(Cause(Code.FAILED_REQUESTS, failed=failed))
+        causes.append(Cause(Code.FAILED_REQUESTS, failed=failed, file="requests.csv"))
     taken = [window["other_cores"] for window in windows if is_busy(window["other_cores"], machine)]
     causes.append(busy_machine(max(taken, default=None), machine, f"in {len(taken)} of {len(windows)} windows "))
     if verdict["client_bound"]:
         effect = "a part of the latency is its own" if rate else "the server was not the limit"
         causes.append(Cause(Code.LOCUST_BOUND, effect=effect))
-    if verdict["overloaded"]:  # the latency of an overloaded mode depends on how long the windows are
-        return verdict | judge(causes)
     more = f"Set ROUNDS={2 * settings['rounds']}."
+    if verdict["overloaded"]:  # the latency of an overloaded mode depends on how long the windows are
+        if (rounds := len(verdict["rounds"])) < ENOUGH_ROUNDS:
+            causes.append(Cause(Code.FEW_ROUNDS, rounds=rounds, enough=ENOUGH_ROUNDS, more=more))
+        if settings["min_ratio"] and (subject := verdict["subject"]) in verdict["overloaded"]:
+            minimum = settings["min_ratio"]
+            causes.append(Cause(Code.SUBJECT_OVERLOADED, mode=subject, rate=rate, minimum=minimum))
+        return verdict | judge(causes)
     number = verdict[verdict["headline"]]
     # Another mode may be the best of the others, if the ratio to it is not clear of 1.
     others = {} if results["formats"] else verdict["ratios"]
@@ -376,7 +381,7 @@ def judged(results: Results, batching: Cause | None) -> Results:
 
 
 def thinking_users(results: Results) -> Cause | None:
-    """Return the cause if users who think between their requests could hardly have sent more, in no mode."""
+    """Return the cause if users who think between their requests were the limit in both modes of the ratio."""
     settings, verdict = results["settings"], results["verdict"]
     thinking_s = sum(settings["wait"]) / 2
     if settings["rate"] or not thinking_s:

@@ -1,6 +1,6 @@
 """Decide whether a measurement is proven, doubtful or not proven: one rule for every command and all its outputs.
 
-proven: the 95 % interval is clear of 1 (or begins at MIN_RATIO), the machine was quiet, and there were enough rounds.
+proven: nothing speaks against the number. The 95 % interval of a mean of rounds is clear of 1 (or begins at MIN_RATIO).
 doubtful: measured, but the machine was busy, the load generator was the limit, or the rounds disagree.
 not proven: the rest.
 
@@ -42,7 +42,12 @@ class Code(Enum):
     STOPPED = (NOT_PROVEN, "stopped early: {reason}; what was measured until then is kept", "Measure again to the end.")
     FOREIGN_REQUESTS = (NOT_PROVEN, "Triton answered {answered} requests, but Locust sent {sent}", STOP_OTHERS)
     NEVER_KEEPS_UP = (NOT_PROVEN, "the server never keeps up with {rate:g} requests per second", "Set a lower RATE.")
-    FAILED_REQUESTS = (NOT_PROVEN, "{failed} request(s) failed", "Look at their errors in requests.csv.")
+    FAILED_REQUESTS = (NOT_PROVEN, "{failed} request(s) failed", "Look at their errors in {file}.")
+    SUBJECT_OVERLOADED = (
+        NOT_PROVEN,
+        "{mode} does not keep up with {rate:g} requests per second, so MIN_RATIO={minimum:g} is missed",
+        "Look for a faster one with `make tune`.",
+    )
     FEW_RESPONSES = (NOT_PROVEN, "a window of {mode} had only {requests} response(s)", "Set a longer WINDOW.")
     NO_ANSWER = (NOT_PROVEN, "no request was answered as long as the overload lasted", "Set a longer WINDOW.")
     FEW_ROUNDS = (NOT_PROVEN, "only {rounds} of the rounds were complete, too few for an interval", "{more}")
@@ -85,7 +90,7 @@ class Code(Enum):
     THINKING_USERS = (
         DOUBTFUL,
         "{users} users who think between their requests can send {limit:.0f} per second at most, and they sent "
-        "{share:.0f} % of that or more in each mode: the users were the limit, not the server",
+        "{share:.0f} % of that or more in both modes of the ratio: the users were the limit, not the server",
         "Clear WAIT to see what the server can answer.",
     )
     SENT_LATE = (DOUBTFUL, "Locust sent one of twenty requests more than {late:.0f} ms after its arrival", "{remedy}")
@@ -95,7 +100,11 @@ class Code(Enum):
         "Set a longer WINDOW.",
     )
     NOT_SENT = (DOUBTFUL, "{requests} requests were not sent, because all users were waiting", "Set a lower OVERLOAD.")
-    REPEATS_DISAGREE = (DOUBTFUL, "measurements of one configuration disagree", "End other programs, and tune again.")
+    REPEATS_DISAGREE = (
+        DOUBTFUL,
+        "measurements of one configuration disagree",
+        "End the other programs and measure again.",
+    )
     ROUNDS_DISAGREE = (DOUBTFUL, "the rounds disagree: {ratios} {low:.2f} to {high:.2f}", "{more}")
 
     # what a quiet measurement does not prove

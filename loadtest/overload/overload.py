@@ -298,6 +298,8 @@ def causes(results: Results) -> list[Cause]:
     found = [busy] if busy else []
     if not results["answered_rps"]:
         found.append(Cause(Code.NO_ANSWER))
+    if failed := results["failed"]:
+        found.append(Cause(Code.FAILED_REQUESTS, failed=failed, file="`make logs`"))
     if cores >= CLIENT_LIMIT:
         found.append(Cause(Code.LOCUST_BOUND, effect="it may have been late"))
     if (late := results["late_p95_ms"]) is not None and late > LATE_MS:

@@ -38,7 +38,7 @@ def tune(stack: Stack) -> int:
     code = stack.run("tune")
     if code or not settings.apply:
         if settings.apply:
-            out.print("APPLY=1: nothing is applied, because no winner is proven")
+            out.print("APPLY=1: nothing is applied, because the search proved no winner")
         return code
     folder = link.resolve()
     if folder == earlier:

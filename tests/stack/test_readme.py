@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 
 import pytest
 
+from loadtest.measure.verdicts import EXIT_CODES
 from tests.support.stacks import COMMAND_S, SHORT
 from triton_transformers.settings import DEFAULTS, ROOT
 
@@ -42,13 +44,14 @@ def test_commands_work_as_written_in_their_order(stack):
     for line in ("requests/s", "latency p95, ms", "texts per batch (encoder)", "report.html", "The stack stays up"):
         assert line in output
     assert (stack.folder / "reports/latest/report.html").exists()
+    assert json.loads((stack.folder / "reports/latest/results.json").read_text())["verdict"]["word"] in EXIT_CODES
     output = run(stack, requests)
     assert "Paris" in output
     assert '"object":"embedding"' in output
     assert "ready" in output
     *commands, measure = own_model.splitlines()
     assert measure.startswith("make loadtest ")  # takes minutes for a model that generates
-    assert "chat" in run(stack, "\n".join(commands))
+    assert "chat runs on " in run(stack, "\n".join(commands))
     assert '"shape":[2,384]' in run(stack, triton)
     assert run(stack, "make down").endswith("stopped\n")
     assert stack.processes("tritonserver") == []

@@ -183,6 +183,10 @@ COMPARISONS = {
     ),
     "others do not keep up": Case(at_a_rate(overloaded=("none", "instances")), "100 2 95 50", settings=OPEN),
     "batching does not keep up": Case(at_a_rate(overloaded=("dynamic",)), "100 2 95 90", settings=OPEN),
+    "batching misses its gate": Case(
+        at_a_rate(overloaded=("dynamic",)), "100 2 95 90", NOT_PROVEN, codes=(Code.SUBJECT_OVERLOADED,),
+        settings=OPEN | {"MIN_RATIO": "1.2"},
+    ),
     "nothing keeps up": Case(
         at_a_rate(overloaded=MODES), "100 2", NOT_PROVEN, codes=(Code.NEVER_KEEPS_UP,), settings=OPEN
     ),
@@ -234,7 +238,7 @@ def test_comparison_concludes(case, run, tmp_path, capsys):
         (
             "users are the limit",
             "Doubtful: 64 users who think between their requests can send 256 per second at most, and they sent 86 % "
-            "of that or more in each mode: the users were the limit, not the server. With 64 users, dynamic batching "
+            "of that or more in both modes of the ratio: the users were the limit, not the server. With 64 users, dynamic batching "
             "answered 95 % of their requests of embedding within 4 ms, and the same server with dynamic batching off "
             "within 5 ms. Clear WAIT to see what the server can answer.",
         ),
@@ -436,7 +440,7 @@ def test_each_outcome_of_a_search_has_a_cause_and_one_remedy():
     )
     assert table.sentence(BUSY) == (
         "Doubtful: measurements of one configuration disagree. Your configuration reached 3.60 to 105 requests/s in 3 "
-        "measurements of the same. End other programs, and tune again."
+        "measurements of the same. End the other programs and measure again."
     )
     assert table.sentence(UNCONFIRMED).endswith("Keep what you have.")
     assert table.sentence(NOTHING).startswith("Not proven: no other configuration won. Your configuration answers 303")
@@ -448,6 +452,7 @@ def test_each_outcome_of_a_search_has_a_cause_and_one_remedy():
         ("run_overload", "latest-overload/report.html", PROVEN, lambda: overloaded([])),
         ("run_overload", "latest-overload/report.html", DOUBTFUL, lambda: overloaded([], other_cores=1.5)),
         ("run_overload", "latest-overload/report.html", NOT_PROVEN, lambda: overloaded([], answered_rps=0.0)),
+        ("run_overload", "latest-overload/report.html", NOT_PROVEN, lambda: overloaded([], failed=3)),
         ("run_search", "latest-tune/tune.html", PROVEN, lambda: BETTER),
         ("run_search", "latest-tune/tune.html", DOUBTFUL, lambda: BUSY),
         ("run_search", "latest-tune/tune.html", NOT_PROVEN, lambda: NOTHING),
