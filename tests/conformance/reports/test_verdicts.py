@@ -239,8 +239,8 @@ def test_comparison_concludes(case, run, tmp_path, capsys):
             "users are the limit",
             "Doubtful: 64 users who think between their requests can send 256 per second at most, and they sent 86 % "
             "of that or more in both modes of the ratio: the users were the limit, not the server. With 64 users, "
-            "dynamic batching answered 95 % of their requests of embedding within 4 ms, and the same server with dynamic batching off "
-            "within 5 ms. Clear WAIT to see what the server can answer.",
+            "dynamic batching answered 95 % of their requests of embedding within 4 ms, and the same server with "
+            "dynamic batching off within 5 ms. Clear WAIT to see what the server can answer.",
         ),
         (
             "busy machine",
