@@ -162,10 +162,18 @@ def fetch_file(api: HfApi, name: str, commit: str, file: RepoSibling, path: Path
     url = hf_hub_url(name, file.rfilename, revision=commit, endpoint=api.endpoint)
     part = path.with_name(f"{path.name}.incomplete")
     with part.open("ab") as content:
-        err.step(lambda: f"downloading {file.rfilename}, {decimal(part.stat().st_size)} of {total}")
+        err.step(lambda: f"downloading {file.rfilename}, {decimal(size_of(part, path))} of {total}")
         headers = build_hf_headers(token=api.token)
         http_get(url, content, resume_size=content.tell(), headers=headers, expected_size=file.size)
     part.rename(path)
+
+
+def size_of(*paths: Path) -> int:
+    """Return the size of the first of these files that exists: a complete download gets another name at any time."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_size
+    return 0
 
 
 def verify_file(name: str, file: RepoSibling, path: Path) -> None:

@@ -19,6 +19,7 @@ from export.sources.hub import DOWNLOADS, select_files
 from export.sources.source import Folder, Hub, Package, Source, identity, open_weights, source_of
 from tests.support.checkpoints.pickled import saved
 from tests.support.hub_stand_in import TOKEN, Conversion, Published, hub_stand_in
+from triton_transformers.cli import err
 from triton_transformers.settings import Settings, UserError
 
 NAME = "tests/model"
@@ -349,6 +350,11 @@ def test_unreachable_hub_is_named(repository, monkeypatch):
 def test_download_works_after_a_recipe_set_the_library_offline(hub, repository, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert downloaded(repository) == set(NEEDED)
+
+
+def test_progress_of_a_download_outlives_each_of_its_files(hub, repository):
+    with err.status("m: reading tests/model"):
+        assert downloaded(repository) == set(NEEDED)
 
 
 def test_disk_space_is_checked_before_the_download(hub, repository, monkeypatch):
