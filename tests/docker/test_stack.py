@@ -187,7 +187,8 @@ def compare_without_a_crash(traced) -> subprocess.CompletedProcess[str]:
     for _ in range(3):
         crashes = traced.log.count(CRASH)
         try:
-            done = traced.make("loadtest", timeout=900, TRACE=1, **SHORT)
+            # A standstill while Triton traces may last longer than a window of a second.
+            done = traced.make("loadtest", timeout=900, TRACE=1, **(SHORT | {"WINDOW": 3}))
             if traced.log.count(CRASH) == crashes:
                 return done
             warnings.warn("Triton crashed while it traced: comparing again", stacklevel=2)
