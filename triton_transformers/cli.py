@@ -79,7 +79,7 @@ def shown(work: Work) -> Iterator[None]:
     with open(os.dup(STDERR), "w") as stream:
         console = Console(file=stream, highlight=False, emoji=False)
         if console.is_terminal and not console.is_dumb_terminal:
-            # What is printed meanwhile goes above the line. A file must get it as it is.
+            # Rich moves other output above the line. A file must get that output unchanged.
             out_moves, err_moves = sys.stdout.isatty(), sys.stderr.isatty()
             with Live(
                 Spinner("dots", work),

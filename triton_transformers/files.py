@@ -45,7 +45,7 @@ def exclusive(path: Path, holder: str, wait: bool = True) -> Iterator[None]:
         os.close(lock)
 
 
-# What may hold the lock of comparisons -> the beginning of a sentence about it, and the end if it loads models.
+# Kind of a measurement that holds the lock -> the beginning of a sentence about it, and the end if it loads models.
 RELOADS = " It loads {system} in one mode after the other, so {system} may not be ready for seconds."
 KINDS = {
     "comparison": ("A comparison of", RELOADS),
@@ -56,7 +56,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the holder of the lock of comparisons does. It writes that into the file, for the page and `make status`."""
+    """The note of a command that holds the lock of comparisons, in its file: the page and `make status` read it."""
 
     kind: str  # one of KINDS
     system: str

@@ -364,7 +364,7 @@ def judged(results: Results, batching: Cause | None) -> Results:
     more = f"Set ROUNDS={2 * settings['rounds']}."
     if verdict["overloaded"]:  # the latency of an overloaded mode depends on how long the windows are
         if (rounds := len(verdict["rounds"])) < ENOUGH_ROUNDS:
-            causes.append(Cause(Code.FEW_ROUNDS, rounds=rounds, enough=ENOUGH_ROUNDS, more=more))
+            causes.append(Cause(Code.FEW_ROUNDS, rounds=rounds, more=more))
         if settings["min_ratio"] and (subject := verdict["subject"]) in verdict["overloaded"]:
             minimum = settings["min_ratio"]
             causes.append(Cause(Code.SUBJECT_OVERLOADED, mode=subject, rate=rate, minimum=minimum))

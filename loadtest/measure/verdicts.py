@@ -26,6 +26,7 @@ EXIT_CODES = {PROVEN: 0, DOUBTFUL: 3, NOT_PROVEN: 4}
 # Fewer rounds have an interval that shows nothing: 0.03 to 50.
 ENOUGH_ROUNDS = 3
 STOP_OTHERS, KEEP = "Stop the other clients and measure again.", "Keep what you have."
+END_PROGRAMS = "End the other programs and measure again."
 
 
 class Code(Enum):
@@ -84,7 +85,7 @@ class Code(Enum):
     OTHER_PROGRAMS = (
         DOUBTFUL,
         "{when}other programs used {amount}{cores:.1f} cores of this machine's {machine}, so the numbers show them too",
-        "End the other programs and measure again.",
+        END_PROGRAMS,
     )
     LOCUST_BOUND = (DOUBTFUL, "Locust used a whole core, so {effect}", "Set more WORKERS.")
     THINKING_USERS = (
@@ -100,11 +101,7 @@ class Code(Enum):
         "Set a longer WINDOW.",
     )
     NOT_SENT = (DOUBTFUL, "{requests} requests were not sent, because all users were waiting", "Set a lower OVERLOAD.")
-    REPEATS_DISAGREE = (
-        DOUBTFUL,
-        "measurements of one configuration disagree",
-        "End the other programs and measure again.",
-    )
+    REPEATS_DISAGREE = (DOUBTFUL, "measurements of one configuration disagree", END_PROGRAMS)
     ROUNDS_DISAGREE = (DOUBTFUL, "the rounds disagree: {ratios} {low:.2f} to {high:.2f}", "{more}")
 
     # what a quiet measurement does not prove

@@ -47,7 +47,7 @@ from triton_transformers.triton import Config, TritonError, engines
 HOLDS, HOLD_S = 2, 35.0
 # Seconds in which other programs are watched before the search.
 LOOK_S = 2.0
-# What a search means for the verdict that found no better configuration.
+# The cause of the verdict for each way in which a search ends without a better configuration.
 CODES = {NOTHING_BETTER: Code.NOTHING_BETTER, NOT_CONFIRMED: Code.NOT_CONFIRMED, TOO_BUSY: Code.REPEATS_DISAGREE}
 
 

@@ -25,7 +25,7 @@ COLUMNS = 24
 CHARTS = 3
 COLUMN, ROW = 0.5, 0.36
 PHONE = (4.0, 2.2)
-# Of all series but the modes.
+# The colours of every series that is no mode.
 COLOURS = ("#8057c9", "#b8860b", "#c2478b", "#5d8a3a", "#d64a4a", "#4a9fb8", "#7c6f5a", "#9aa832", "#c98ab8")
 # A graph names this many lines, the largest. The others are thin and grey.
 NAMED = 5

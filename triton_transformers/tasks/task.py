@@ -60,7 +60,7 @@ class Encoder:
     outputs: dict[str, Axes]  # of the encoder
     second_is_optional: bool = False
     truncation: str = "longest_first"  # which text of a pair is cut: a strategy of the library tokenizers
-    # What the answers are made of beside the encoder's outputs: tensors of the tokenizer.
+    # The tensors of the tokenizer that make the answers, together with the encoder's outputs.
     from_tokenizer: tuple[str, ...] = ()
     answers: dict[str, tuple[str, Axes]] = field(default_factory=dict)
     # The encoder itself makes the answers of its graph's outputs.

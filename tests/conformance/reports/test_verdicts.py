@@ -212,7 +212,7 @@ def run(monkeypatch, tmp_path, blank_charts) -> Callable[..., tuple[compare.Comp
         monkeypatch.setattr(compare, "Comparison", lambda _: measured)
         return measured, compare.main()
 
-    # What measure() does at its end, when Prometheus scrapes for the last time.
+    # measure() does the same at its end, when Prometheus scrapes for the last time.
     monkeypatch.setattr(compare.Comparison, "measure", lambda measured: measured.metrics.verdict(measured.verdict()))
     monkeypatch.setattr(compare, "host", lambda: host() | {"cores": 2})
     monkeypatch.setattr(report, "drawn_dashboard", lambda *_: Markup("<p>drawn</p>"))
